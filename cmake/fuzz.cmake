@@ -1,0 +1,11 @@
+# One libFuzzer executable for each src/**/NAME_fuzz.cpp.
+file(GLOB fuzz_sources CONFIGURE_DEPENDS src/*/*_fuzz.cpp)
+foreach(source ${fuzz_sources})
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source} $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)
+  target_compile_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined)
+  target_link_libraries(${name} PRIVATE faultline_third_party)
+endforeach()
+target_compile_options(faultline_base PRIVATE -fsanitize=fuzzer-no-link,address,undefined)
+target_compile_options(faultline_record PRIVATE -fsanitize=fuzzer-no-link,address,undefined)

@@ -1,0 +1,8 @@
+# The modules without torch: object libraries, so that their tests link without libtorch and start at once.
+module_sources(base base_sources)
+add_library(faultline_base OBJECT ${base_sources})
+module_sources(record record_sources)
+add_library(faultline_record OBJECT ${record_sources})
+# What a program that uses these modules links: Debian's archives, whole, with their symbols hidden.
+add_library(faultline_third_party INTERFACE)
+target_link_libraries(faultline_third_party INTERFACE ${YAML_STATIC} ${SQLITE_STATIC} m dl Threads::Threads)

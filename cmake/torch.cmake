@@ -1,0 +1,23 @@
+# The torch of one Python environment as the imported target `torch`. The wheel's own TorchConfig.cmake insists on a CUDA
+# toolkit whenever the wheel was built with CUDA; we need only its headers and three libraries, so we name them directly.
+# Nothing links torch_cuda: our CUDA code reaches streams through c10's device-generic interface, so one libfaultline.so
+# serves CPU-only and CUDA wheels alike, and the program starts without loading two gigabytes of CUDA libraries.
+if(NOT FAULTLINE_PYTHON)
+  message(FATAL_ERROR "set FAULTLINE_PYTHON to a Python that has torch 2.11 (./dev build does)")
+endif()
+execute_process(
+  COMMAND ${FAULTLINE_PYTHON} -c "import torch, os; print(os.path.dirname(torch.__file__)); print(torch.__version__)"
+  OUTPUT_VARIABLE torch_answer OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_result)
+if(NOT torch_result EQUAL 0)
+  message(FATAL_ERROR "${FAULTLINE_PYTHON} cannot import torch")
+endif()
+string(REPLACE "\n" ";" torch_answer "${torch_answer}")
+list(GET torch_answer 0 TORCH_ROOT)
+list(GET torch_answer 1 TORCH_VERSION)
+
+add_library(torch INTERFACE IMPORTED)
+target_include_directories(torch SYSTEM INTERFACE ${TORCH_ROOT}/include ${TORCH_ROOT}/include/torch/csrc/api/include)
+target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch.so ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_ROOT}/lib/libc10.so)
+# libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
+target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
+message(STATUS "torch ${TORCH_VERSION} in ${TORCH_ROOT}")

@@ -1,0 +1,84 @@
+// What the YAML and the JSON reader share: the source text is checked and normalised once, and both feed the same
+// TreeBuilder, which enforces the limits of config.h. The limits are enforced while the tree grows, so that a file of
+// a few hundred bytes of nested aliases is refused before it has filled the memory.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "base/config.h"
+
+namespace faultline {
+
+struct Place {  // within the source text, from 1
+  int line = 1;
+  int column = 1;
+};
+
+// Thrown by the readers; their public entry points turn it into a UsageError with the file's name in front.
+class ReadFailure : public std::exception {
+ public:
+  ReadFailure(Place place, std::string reason) : place_(place), reason_(std::move(reason)) {}
+  const char* what() const noexcept override { return reason_.c_str(); }
+  Place place() const { return place_; }
+
+ private:
+  Place place_;
+  std::string reason_;
+};
+
+// Drops the byte order mark, turns CRLF and CR into LF; refuses what is too large, not UTF-8, or not printable.
+std::string prepare_source(std::string_view text);
+
+bool is_valid_utf8(std::string_view text);
+Place place_of_offset(std::string_view text, std::size_t offset);
+
+class TreeBuilder {
+ public:
+  explicit TreeBuilder(std::shared_ptr<const std::string> file) : file_(std::move(file)) {}
+
+  void begin_list(Place place);
+  void begin_map(Place place);
+  void end();                     // closes the innermost list or map and puts it where it belongs
+  const Node& innermost() const;  // the list or map that end() would close
+  void key(std::string key, Place place);
+  void scalar(Node value, Place place);
+  void subtree(Node copy, Place place);        // an alias: counted against the budgets, node by node
+  void charge(const Node& copy, Place place);  // counts what the caller keeps for later use as an alias
+
+  bool wants_key() const { return !open_.empty() && open_.back().node.is_map() && !open_.back().pending; }
+  bool in_list() const { return !open_.empty() && open_.back().node.is_list(); }
+  std::size_t depth() const { return open_.size(); }
+  Place pending_key_place() const;  // of the key whose value is awaited
+  Node take();
+
+ private:
+  struct Open {
+    Node node;
+    std::optional<Node::Entry> pending;
+    std::unordered_set<std::string> keys;
+  };
+
+  void open(Node node, Place place);
+  void place_value(Node value);
+  void count(const Node& node, Place place, std::size_t depth);
+  void count_text(std::string_view text, Place place);
+  Position position(Place place) const { return {file_, place.line, place.column}; }
+
+  std::shared_ptr<const std::string> file_;
+  std::vector<Open> open_;
+  std::optional<Node> root_;
+  std::size_t nodes_ = 0;
+  std::size_t text_ = 0;
+};
+
+// The readers proper; they throw ReadFailure.
+Node read_yaml(std::string_view text, std::shared_ptr<const std::string> file);
+Node read_json(std::string_view text, std::shared_ptr<const std::string> file);
+
+}  // namespace faultline

@@ -1,0 +1,56 @@
+// Errors have two audiences. A mistake of the user (a bad parameter, an unknown key, a missing file) is thrown as one of
+// the types below: a sentence that names the place, what was wanted, what came, and the remedy; the program turns it
+// into the exit code the type carries. A mistake of ours is an FL_ASSERT.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace faultline {
+
+enum class ExitCode : int {
+  kOk = 0,        // fine, healthy, passed
+  kFound = 1,     // a fault, a corruption or a failed bar was found
+  kRuntime = 2,   // error at run time: disk full, device lost, file unreadable
+  kEvidence = 3,  // fail closed: a fault is claimed but its evidence is missing
+  kUsage = 64,    // usage or recipe error
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ExitCode code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
+  ExitCode code() const { return code_; }
+
+ private:
+  ExitCode code_;
+};
+
+class UsageError : public Error {
+ public:
+  explicit UsageError(const std::string& sentence) : Error(ExitCode::kUsage, sentence) {}
+};
+
+class RuntimeFailure : public Error {
+ public:
+  explicit RuntimeFailure(const std::string& sentence) : Error(ExitCode::kRuntime, sentence) {}
+};
+
+class EvidenceError : public Error {
+ public:
+  explicit EvidenceError(const std::string& sentence) : Error(ExitCode::kEvidence, sentence) {}
+};
+
+// Thrown by FL_ASSERT: a bug of ours. Nothing catches it but main, which asks for a report.
+class InternalError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+[[noreturn]] void assertion_failed(const char* condition, const char* file, int line);
+
+}  // namespace faultline
+
+#define FL_ASSERT(condition)                                                    \
+  do {                                                                          \
+    if (!(condition)) ::faultline::assertion_failed(#condition, __FILE__, __LINE__); \
+  } while (false)

@@ -1,0 +1,43 @@
+// Faults on tensors: what operators, taps and the command line call. A call changes the tensor in place, below autograd,
+// on the tensor's own device and current stream, and adds to a ledger row; it never synchronises. Everything is checked
+// before the first element changes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "numeric/lower.h"
+#include "numeric/rule.h"
+
+namespace faultline {
+
+// The tensors of one call, all on the device of the tensor that is faulted.
+struct CallTensors {
+  std::optional<at::Tensor> control;   // int32[8], the bytes of a Control; absent: CallPoint counts
+  std::optional<at::Tensor> ledger;    // float64[kLedgerColumns]; absent: nothing is counted
+  std::optional<at::Tensor> row_keys;  // int64, one a row; for keyed_by: row
+};
+
+struct CallPoint {
+  uint32_t step = 0;
+  uint32_t call = 0;
+  std::optional<double> strength;  // in place of the rule's leading parameter
+};
+
+void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point, const CallTensors& tensors = {});
+
+at::Tensor make_ledger(const at::Device& device);                                             // zeros
+at::Tensor make_control(const at::Device& device, const Rule& rule, const CallPoint& point);  // armed
+
+at::Tensor digest(const at::Tensor& x);    // int64 scalar on x's device; order-aware
+at::Tensor checksum(const at::Tensor& x);  // int64 scalar: the plain integer sum
+
+// Throws UsageError unless x is a dense floating-point tensor whose elements all have their own memory.
+void check_tensor(const at::Tensor& x, const char* name);
+Dtype dtype_of(const at::Tensor& x);
+TensorShape shape_of(const at::Tensor& x);
+
+bool has_cuda_kernels();  // whether this library was built with them
+
+}  // namespace faultline

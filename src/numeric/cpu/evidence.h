@@ -1,0 +1,111 @@
+// The ledger's lanes on a CPU: arrays over a tile's positions, so that the loop that fills them vectorises. See ledger.h
+// for the order of additions, which the CUDA kernels share.
+#pragma once
+
+#include "numeric/dtype.h"
+#include "numeric/ledger.h"
+
+namespace faultline::cpu {
+namespace {
+
+template <class Type>
+struct Tile {
+  using Value = typename Type::Value;
+  using Bits = typename Type::Bits;
+  alignas(64) Value x[kTile];
+  alignas(64) Value y[kTile];
+  alignas(64) Bits before[kTile];
+  alignas(64) Bits after[kTile];
+  alignas(64) uint8_t selected[kTile];
+  alignas(64) uint8_t saturated[kTile];
+};
+
+template <class Value>
+struct Lanes {
+  alignas(64) Value sum_abs[kTile] = {};
+  alignas(64) Value sum_squared_error[kTile] = {};
+  alignas(64) Value sum_squared_value[kTile] = {};
+  alignas(64) Value max[kTile] = {};
+  alignas(64) Value relative[kTileChunks] = {};
+  int64_t selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0, saturated = 0, sampled = 0;
+};
+
+template <class Type>
+void add_sums(const Tile<Type>& tile, int count, Lanes<typename Type::Value>& lanes) {
+  using Value = typename Type::Value;
+#pragma GCC ivdep
+  for (int i = 0; i < count; ++i) {
+    const Value x = tile.x[i], y = tile.y[i];
+    const bool finite = is_finite(x) & is_finite(y);
+    const Value e = finite ? y - x : Value{0};
+    const Value clean = finite ? x : Value{0};
+    lanes.sum_abs[i] = lanes.sum_abs[i] + magnitude(e);
+    lanes.sum_squared_error[i] = fused_multiply_add(e, e, lanes.sum_squared_error[i]);
+    lanes.sum_squared_value[i] = fused_multiply_add(clean, clean, lanes.sum_squared_value[i]);
+    lanes.max[i] = magnitude(e) > lanes.max[i] ? magnitude(e) : lanes.max[i];
+  }
+}
+
+template <class Type>
+void add_counts(const Tile<Type>& tile, int count, Lanes<typename Type::Value>& lanes) {
+  uint32_t selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0, saturated = 0;
+  for (int i = 0; i < count; ++i) {
+    const bool zero_before = tile.x[i] == 0, zero_after = tile.y[i] == 0;
+    selected += tile.selected[i];
+    saturated += tile.saturated[i];
+    changed += tile.before[i] != tile.after[i];
+    nonzero += !zero_before;
+    zeroed += !zero_before & zero_after;
+    nonfinite += !is_finite(tile.y[i]);
+  }
+  lanes.selected += selected;
+  lanes.changed += changed;
+  lanes.nonzero += nonzero;
+  lanes.zeroed += zeroed;
+  lanes.nonfinite += nonfinite;
+  lanes.saturated += saturated;
+}
+
+template <class Type>
+void add_sample(const Tile<Type>& tile, int count, int64_t first_chunk, Lanes<typename Type::Value>& lanes) {
+  for (int chunk = 0; chunk < kTileChunks; ++chunk) {
+    if (!is_sampled(first_chunk + chunk)) continue;
+    for (int i = chunk * kChunk; i < chunk * kChunk + kChunk && i < count; ++i) {
+      const auto x = tile.x[i], y = tile.y[i];
+      if (!tile.selected[i] || !is_finite(x) || !is_finite(y) || x == 0) continue;
+      const auto relative = (y - x) / x;
+      lanes.relative[chunk] = fused_multiply_add(relative, relative, lanes.relative[chunk]);
+      ++lanes.sampled;
+    }
+  }
+}
+
+template <class Value>
+double add_lanes(const Value* lane) {
+  double value[kTileChunks];
+  for (int chunk = 0; chunk < kTileChunks; ++chunk) value[chunk] = static_cast<double>(add_chunk_lanes(lane + chunk * kChunk));
+  return add_tree(value);
+}
+
+template <class Value>
+void write_partial(const Lanes<Value>& lanes, double* partial) {
+  partial[kPartialSumAbs] = add_lanes(lanes.sum_abs);
+  partial[kPartialSumSquaredError] = add_lanes(lanes.sum_squared_error);
+  partial[kPartialSumSquaredValue] = add_lanes(lanes.sum_squared_value);
+  double relative[kTileChunks];
+  for (int chunk = 0; chunk < kTileChunks; ++chunk) relative[chunk] = static_cast<double>(lanes.relative[chunk]);
+  partial[kPartialSumRelative] = add_tree(relative);
+  Value max = 0;
+  for (const Value lane : lanes.max) max = lane > max ? lane : max;
+  partial[kPartialMax] = static_cast<double>(max);
+  partial[kPartialSelected] = static_cast<double>(lanes.selected);
+  partial[kPartialChanged] = static_cast<double>(lanes.changed);
+  partial[kPartialNonzero] = static_cast<double>(lanes.nonzero);
+  partial[kPartialZeroed] = static_cast<double>(lanes.zeroed);
+  partial[kPartialNonfinite] = static_cast<double>(lanes.nonfinite);
+  partial[kPartialSaturated] = static_cast<double>(lanes.saturated);
+  partial[kPartialSampled] = static_cast<double>(lanes.sampled);
+}
+
+}  // namespace
+}  // namespace faultline::cpu

@@ -1,0 +1,143 @@
+// Digest and checksum on a GPU. A block hashes every n-th tile: a thread keeps its sixteen keys in registers and runs
+// Horner's rule with alpha^n, so that the launch shape cancels out; blocks' sums meet in two 64-bit words, since a sum
+// of residues would overflow one.
+#include "numeric/digest.h"
+
+#include "numeric/cuda/evidence.cuh"
+
+namespace faultline::cuda {
+namespace {
+
+constexpr int kLoads = 4;  // 16-byte loads of a thread in a tile: 256 * 4 * 16 bytes = 16 KiB
+static_assert(kThreads * kLoads * 16 == kDigestTile);
+
+__device__ __forceinline__ uint4 load_words(const uint8_t* bytes, int64_t offset, int64_t size, bool aligned) {
+  if (aligned && offset + 16 <= size) return *reinterpret_cast<const uint4*>(bytes + offset);
+  uint32_t word[4] = {};
+  for (int k = 0; k < 16 && offset + k < size; ++k) word[k / 4] |= static_cast<uint32_t>(bytes[offset + k]) << (8 * (k % 4));
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles, uint64_t* state, uint64_t* result) {
+  uint32_t low[4 * kLoads], high[4 * kLoads];
+#pragma unroll
+  for (int u = 0; u < kLoads; ++u) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const DigestKeys keys = digest_keys(static_cast<uint32_t>((u * kThreads + threadIdx.x) * 2 + pair));
+      low[4 * u + 2 * pair] = keys.low[0], low[4 * u + 2 * pair + 1] = keys.low[1];
+      high[4 * u + 2 * pair] = keys.high[0], high[4 * u + 2 * pair + 1] = keys.high[1];
+    }
+  }
+  const bool aligned = (reinterpret_cast<uintptr_t>(bytes) & 15u) == 0;
+  const uint64_t beta = power61(kDigestAlpha, gridDim.x);
+  uint64_t sum = 0;
+  // From the block's last tile down, so that Horner's powers count up from its first.
+  const int64_t mine = tiles > blockIdx.x ? (tiles - 1 - blockIdx.x) / gridDim.x : -1;
+#pragma unroll 1
+  for (int64_t k = mine; k >= 0; --k) {
+    const int64_t base = (blockIdx.x + k * gridDim.x) * kDigestTile + threadIdx.x * 16;
+    uint4 words[kLoads];
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) words[u] = load_words(bytes, base + u * kThreads * 16, size, aligned);
+    uint64_t a = 0, b = 0;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      const uint32_t word[4] = {words[u].x, words[u].y, words[u].z, words[u].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        a += static_cast<uint64_t>(low[4 * u + j]) * word[j];
+        b += static_cast<uint64_t>(high[4 * u + j]) * word[j];
+      }
+    }
+    sum = fold61(multiply61(sum, beta) + combine_halves(a, b));
+  }
+  sum = reduce61(multiply61(sum, power61(kDigestAlpha, blockIdx.x)));
+  uint64_t lower = sum & 0xFFFFFFFFu, upper = sum >> 32;
+  for (int offset = 16; offset > 0; offset /= 2) {
+    lower += __shfl_down_sync(0xFFFFFFFFu, lower, offset);
+    upper += __shfl_down_sync(0xFFFFFFFFu, upper, offset);
+  }
+  __shared__ uint64_t warps[2][kThreads / 32];
+  if (threadIdx.x % 32 == 0) warps[0][threadIdx.x / 32] = lower, warps[1][threadIdx.x / 32] = upper;
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    uint64_t total = 0;
+    for (int w = 0; w < kThreads / 32; ++w) total += warps[threadIdx.x][w];
+    atomicAdd(reinterpret_cast<unsigned long long*>(state + threadIdx.x), static_cast<unsigned long long>(total));
+    __threadfence();
+  }
+  if (!is_last_block(reinterpret_cast<uint32_t*>(state + 2)) || threadIdx.x != 0) return;
+  __threadfence();
+  const uint64_t total = reduce61(__ldcg(state)) + multiply61(reduce61(__ldcg(state + 1)), uint64_t{1} << 32);
+  *result = finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size));
+}
+
+template <class Integer>
+__device__ __forceinline__ int64_t add_words(uint4 words) {
+  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+  int64_t total = 0;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (sizeof(Integer) == 1) {
+      for (int byte = 0; byte < 4; ++byte) total += (word[k] >> (8 * byte)) & 0xFFu;
+    } else if constexpr (sizeof(Integer) == 2) {
+      total += static_cast<int16_t>(word[k] & 0xFFFFu);
+      total += static_cast<int16_t>(word[k] >> 16);
+    } else if constexpr (sizeof(Integer) == 4) {
+      total += static_cast<int32_t>(word[k]);
+    }
+  }
+  if constexpr (sizeof(Integer) == 8) {
+    total = static_cast<int64_t>((static_cast<uint64_t>(word[1]) << 32) | word[0]) + static_cast<int64_t>((static_cast<uint64_t>(word[3]) << 32) | word[2]);
+  }
+  return total;
+}
+
+template <class Integer>
+__global__ void __launch_bounds__(kThreads) checksum_kernel(const Integer* data, int64_t elements, uint64_t* result) {
+  constexpr int kPerLoad = 16 / sizeof(Integer);
+  const bool aligned = (reinterpret_cast<uintptr_t>(data) & 15u) == 0;
+  const int64_t loads = aligned ? elements / kPerLoad : 0, stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  int64_t total = 0;
+#pragma unroll 4
+  for (int64_t i = thread; i < loads; i += stride) total += add_words<Integer>(reinterpret_cast<const uint4*>(data)[i]);
+  for (int64_t i = loads * kPerLoad + thread; i < elements; i += stride) total += static_cast<int64_t>(data[i]);
+  for (int offset = 16; offset > 0; offset /= 2) total += __shfl_down_sync(0xFFFFFFFFu, total, offset);
+  __shared__ int64_t warps[kThreads / 32];
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = total;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kThreads / 32; ++w) total += warps[w];
+  atomicAdd(reinterpret_cast<unsigned long long*>(result), static_cast<unsigned long long>(total));
+}
+
+template <class Integer>
+void launch_checksum(const void* data, int64_t elements, uint64_t* result, cudaStream_t stream) {
+  const int64_t wanted = (elements + kTile - 1) / kTile;
+  const unsigned blocks = static_cast<unsigned>(wanted < 1 ? 1 : wanted < kMaxSegments ? wanted : kMaxSegments);
+  checksum_kernel<Integer><<<blocks, kThreads, 0, stream>>>(static_cast<const Integer*>(data), elements, result);
+}
+
+}  // namespace
+
+void digest(const void* bytes, int64_t size, uint64_t* state, uint64_t* result, void* stream) {
+  const int64_t tiles = (size + kDigestTile - 1) / kDigestTile;
+  const int64_t blocks = tiles < 1 ? 1 : tiles < kMaxSegments ? tiles : kMaxSegments;
+  digest_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const uint8_t*>(bytes), size, tiles, state, result);
+  check_launch("digest");
+}
+
+void checksum(const void* data, int element_size, int64_t elements, uint64_t* result, void* stream) {
+  auto* cuda_stream = static_cast<cudaStream_t>(stream);
+  switch (element_size) {
+    case 1: launch_checksum<uint8_t>(data, elements, result, cuda_stream); break;
+    case 2: launch_checksum<int16_t>(data, elements, result, cuda_stream); break;
+    case 4: launch_checksum<int32_t>(data, elements, result, cuda_stream); break;
+    default: launch_checksum<int64_t>(data, elements, result, cuda_stream); break;
+  }
+  check_launch("checksum");
+}
+
+}  // namespace faultline::cuda

@@ -1,0 +1,34 @@
+// The CUDA kernels behind plain functions: raw device pointers and a stream (a cudaStream_t passed as void*), so that
+// neither side sees the other's headers. Nothing here synchronises; launch errors are thrown as RuntimeFailure.
+#pragma once
+
+#include "numeric/arguments.h"
+#include "numeric/ledger.h"
+#include "numeric/quantize_arguments.h"
+#include "numeric/statistics.h"
+
+namespace faultline::cuda {
+
+// Where evidence goes. All device pointers, all optional: without `ledger` nothing is counted, without `control` the
+// values in the arguments count. `partials` holds kPartialColumns doubles a segment whenever `ledger` is given.
+struct Evidence {
+  Control* control = nullptr;
+  double* ledger = nullptr;
+  double* partials = nullptr;
+};
+
+void fault(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence, void* stream);
+void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence, void* stream);
+
+// Units: granularity kTensor (one; `ranges` must hold zeros), kRow or kTile.
+void unit_ranges(Dtype dtype, Granularity granularity, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, void* stream);
+
+// scratch: reference_scratch() doubles, zeroed in its last one.
+int64_t reference_scratch(const ReferenceArguments& r, Axis axis);
+void reference(const ReferenceArguments& r, Axis axis, const void* data, double* scratch, float* out, void* stream);
+
+// state: three zeroed 64-bit words; result: one.
+void digest(const void* bytes, int64_t size, uint64_t* state, uint64_t* result, void* stream);
+void checksum(const void* data, int element_size, int64_t elements, uint64_t* result, void* stream);  // result zeroed
+
+}  // namespace faultline::cuda

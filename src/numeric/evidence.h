@@ -1,0 +1,40 @@
+// What a ledger row says: the numbers people read (share changed, realised strength, SQNR, survival) and the verdict
+// whether the fault that a rule promised really happened. Complaints make a run fail closed.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "numeric/ledger.h"
+#include "numeric/rule.h"
+
+namespace faultline {
+
+struct LedgerNumbers {
+  double calls = 0, active_calls = 0, elements = 0, selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0, saturated = 0, sampled = 0;
+  double mean_abs_error = 0;
+  double rms_error = 0;
+  double max_abs_error = 0;
+  std::optional<double> relative_rms;  // rms of (y - x) / x over the sample: the realised strength
+  std::optional<double> sqnr_db;       // 10 log10 (sum x^2 / sum e^2); absent where nothing changed
+  double survival = 1;                 // share of nonzero elements that stay nonzero
+};
+
+LedgerNumbers read_ledger(const double* row);
+nlohmann::ordered_json to_json(const LedgerNumbers& numbers);
+
+// Where the realised strength must lie: exact under the dtype's rounding, widened by 6.2 standard errors of the sample
+// (a false alarm in 10^9 runs).
+struct StrengthBand {
+  double expected = 0;
+  double low = 0;
+  double high = 0;
+};
+std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, double sampled);
+
+// Empty: the evidence is there. Otherwise sentences, each a reason to fail (exit 3).
+std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers);
+
+}  // namespace faultline

@@ -1,0 +1,187 @@
+// Reads a validated `what:` into a FaultSpec. Everything a schema can say has been checked by then; what is left are
+// the combinations (count or rate, margin or limit) and the profile's file.
+#include "numeric/fault.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+
+namespace faultline {
+namespace {
+
+bool is(const Node& what, std::string_view key, std::string_view value) { return what.at(key).as_string() == value; }
+
+Axis read_axis(const Node& what) {
+  return is(what, "axis", "token") ? Axis::kToken : is(what, "axis", "tensor") ? Axis::kTensor : Axis::kChannel;
+}
+
+std::shared_ptr<const ProfileTable> read_profile(const Node& what) {
+  const std::string& file = what.at("file").as_string();
+  static const Schema schema = Schema::map()
+      .field("version", Schema::integer({.min = 1, .max = 1}), {.required = true})
+      .field("dtype", Schema::string(), {.required = true})
+      .field("share_equal", Schema::number({.min = 0, .max = 1, .exclusive_max = true}), {.required = true})
+      .field("quantiles", Schema::list(Schema::list(Schema::number(), {.min = 2, .max = 2}), {.min = 2, .max = kMaxProfileKnots}), {.required = true});
+  const Node profile = validate(load_config(file), schema);
+  auto table = std::make_shared<ProfileTable>();
+  table->share_equal = static_cast<float>(profile.at("share_equal").as_number());
+  double last = -1;
+  for (const Node& knot : profile.at("quantiles").items()) {
+    const double p = knot.at(std::size_t{0}).as_number();
+    if (p <= last || p > 1 || (last < 0 && p != 0)) throw knot.error("probabilities must increase from 0 to 1");
+    table->probability[table->knots] = static_cast<float>(p);
+    table->error[table->knots++] = static_cast<float>(knot.at(std::size_t{1}).as_number());
+    last = p;
+  }
+  if (last != 1) throw profile.at("quantiles").error("the last probability must be 1");
+  return table;
+}
+
+void read_bitflip(const Node& what, FaultSpec& spec) {
+  const Node *bit = what.find("bit"), *field = what.find("field"), *count = what.find("count"), *rate = what.find("rate");
+  if (bit && field) throw what.error("give bit or field, not both");
+  if ((count != nullptr) == (rate != nullptr)) throw what.error("give count (elements per call) or rate (per bit), one of them");
+  if (bit) spec.bit = bit->as_integer();
+  if (field) spec.field = field->as_string() == "sign" ? BitField::kSign : field->as_string() == "exponent" ? BitField::kExponent : BitField::kMantissa;
+  if (count) spec.count = count->as_integer();
+  if (rate) spec.strength = rate->as_number();
+}
+
+void read_saturate(const Node& what, FaultSpec& spec) {
+  const Node* limit = what.find("limit");
+  spec.axis = read_axis(what);
+  spec.relative = limit == nullptr;
+  spec.reference = spec.relative ? Reference::kMaxAbs : Reference::kNone;
+  spec.strength = limit ? limit->as_number() : what.at("margin").as_number();
+}
+
+void read_granularity(const Node& what, FormatArguments& format) {
+  const Node *granularity = what.find("granularity"), *block = what.find("block"), *bits = what.find("bits");
+  const bool is_int = format.kind == FormatKind::kInt;
+  const bool is_fp8 = format.kind == FormatKind::kFp8E4m3 || format.kind == FormatKind::kFp8E5m2;
+  if (granularity) {
+    const std::string& name = granularity->as_string();
+    const bool fits = (is_fp8 && (name == "tensor" || name == "row" || name == "tile")) ||
+                      (is_int && (name == "tensor" || name == "channel" || name == "row" || name == "group"));
+    if (!fits) throw granularity->error(fmt::format("'{}' does not apply to this format; see `faultline explain quantize`", name));
+    format.granularity = name == "tensor" ? Granularity::kTensor : name == "tile" ? Granularity::kTile : name == "group" ? Granularity::kBlock : Granularity::kRow;
+  }
+  if (block) {
+    if (format.kind != FormatKind::kBfp && !(is_int && format.granularity == Granularity::kBlock)) throw block->error("only bfp and int with granularity: group take a block");
+    format.block = static_cast<int32_t>(block->as_integer());
+  }
+  if (bits) {
+    if (format.kind != FormatKind::kBfp) throw bits->error("only bfp takes bits; an integer format has them in its name");
+    format.bits = static_cast<int32_t>(bits->as_integer());
+  }
+}
+
+void read_quantize(const Node& what, FaultSpec& spec) {
+  spec.format_name = what.at("format").as_string();
+  spec.format = format_by_name(spec.format_name);
+  read_granularity(what, spec.format);
+  spec.format.stochastic = is(what, "rounding", "stochastic");
+  spec.format.nan_spreads = is(what, "nonfinite", "spec");
+  spec.format.affine = is(what, "scheme", "affine");
+  spec.format.normal_scales = is(what, "scale_floor", "normal");
+  if (spec.format.affine && spec.format.kind != FormatKind::kInt) throw what.at("scheme").error("affine applies to the int formats");
+  if (spec.format.normal_scales && spec.format.kind != FormatKind::kNvfp4 && spec.format.kind != FormatKind::kNvfp4Single) {
+    throw what.at("scale_floor").error("scale_floor applies to nvfp4");
+  }
+}
+
+}  // namespace
+
+FormatArguments format_by_name(std::string_view name) {
+  FormatArguments format;
+  std::vector<std::string> names;
+  for (const FormatInfo& info : format_infos()) {
+    names.push_back(info.name);
+    if (info.name != name) continue;
+    format.kind = info.kind;
+    switch (info.kind) {
+      case FormatKind::kNvfp4:
+      case FormatKind::kNvfp4Single: format.block = 16; break;
+      case FormatKind::kFp8E4m3:
+      case FormatKind::kFp8E5m2: format.granularity = Granularity::kTensor; break;
+      case FormatKind::kInt:
+        format.granularity = Granularity::kRow;
+        format.bits = name.back() - '0';
+        break;
+      case FormatKind::kCast:
+        format.granularity = Granularity::kTensor;
+        format.cast = name == "bf16" ? CastTarget::kBf16 : name == "fp16" ? CastTarget::kFp16 : CastTarget::kTf32;
+        break;
+      default: break;
+    }
+    return format;
+  }
+  throw UsageError(fmt::format("unknown format '{}'{}", name, did_you_mean(name, names)));
+}
+
+Schema fault_schema() {
+  std::vector<std::pair<std::string, Schema>> kinds;
+  for (const KindInfo& info : kind_infos()) {
+    Schema map = Schema::map();
+    for (const ParameterInfo& p : info.parameters) {
+      map = map.field(p.name, p.schema, {.required = p.required, .default_value = p.default_value, .doc = p.meaning});
+    }
+    kinds.emplace_back(info.name, map.described_as(info.summary));
+  }
+  return Schema::tagged("kind", std::move(kinds));
+}
+
+FaultSpec read_fault(const Node& what) {
+  FaultSpec spec;
+  const std::string& name = what.at("kind").as_string();
+  const auto infos = kind_infos();
+  const auto info = std::find_if(infos.begin(), infos.end(), [&](const KindInfo& k) { return k.name == name; });
+  FL_ASSERT(info != infos.end());
+  spec.kind = info->kind;
+  if (const Node* strength = what.find("strength")) spec.strength = strength->as_number();
+  if (const Node* factor = what.find("factor")) spec.factor = factor->as_number();
+  if (what.find("axis")) spec.axis = read_axis(what);
+  switch (spec.kind) {
+    case FaultKind::kScaledGaussian: spec.reference = is(what, "scale", "std") ? Reference::kStd : Reference::kMeanAbs; break;
+    case FaultKind::kOffset:
+      spec.relative = is(what, "scale", "std");
+      spec.reference = spec.relative ? Reference::kStd : Reference::kNone;
+      break;
+    case FaultKind::kTruncate:
+      spec.bits = what.at("bits").as_integer();
+      spec.mode = static_cast<uint32_t>(is(what, "mode", "zero") ? TruncateMode::kZero : is(what, "mode", "nearest") ? TruncateMode::kNearest : TruncateMode::kStochastic);
+      break;
+    case FaultKind::kDeadzone:
+      spec.strength = what.at("threshold").as_number();
+      spec.relative = is(what, "relative_to", "max");
+      spec.reference = spec.relative ? Reference::kMaxAbs : Reference::kNone;
+      break;
+    case FaultKind::kSaturate: read_saturate(what, spec); break;
+    case FaultKind::kSpike:
+      spec.strength = what.at("probability").as_number();
+      spec.reference = Reference::kMaxAbs;
+      break;
+    case FaultKind::kBitflip: read_bitflip(what, spec); break;
+    case FaultKind::kStuckAt:
+      spec.bit = what.at("bit").as_integer();
+      spec.bit_value = what.at("value").as_integer() == 1;
+      break;
+    case FaultKind::kSwap:
+      spec.length = what.at("length").as_integer();
+      spec.count = what.at("count").as_integer();
+      break;
+    case FaultKind::kNondeterministic:
+      spec.reference = Reference::kStd;
+      spec.strength = spec.factor;
+      spec.mode = static_cast<uint32_t>(is(what, "mode", "amplified") ? NondeterministicMode::kAmplified : is(what, "mode", "inconsistent") ? NondeterministicMode::kInconsistent : NondeterministicMode::kCorrelated);
+      break;
+    case FaultKind::kProfile: spec.profile = read_profile(what); break;
+    case FaultKind::kQuantize: read_quantize(what, spec); break;
+    default: break;
+  }
+  return spec;
+}
+
+}  // namespace faultline

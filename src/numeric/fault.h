@@ -1,0 +1,78 @@
+// What a person writes under `what:` — a fault kind with its parameters — as a plain struct. The catalogue describes
+// every kind once: its formula for `explain`, its parameters with ranges for strict parsing and the JSON Schema.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/schema.h"
+#include "numeric/arguments.h"
+#include "numeric/formats.h"
+
+namespace faultline {
+
+enum class BitField : uint8_t { kAny, kSign, kExponent, kMantissa };
+
+struct FaultSpec {
+  FaultKind kind = FaultKind::kZero;
+  double strength = 0;  // the leading parameter: strength, threshold, margin or limit, probability, rate
+  double factor = 1;    // spike, nondeterministic
+  Reference reference = Reference::kNone;
+  Axis axis = Axis::kToken;
+  bool relative = false;  // deadzone, saturate, offset: strength counts in units of the reference
+  uint32_t mode = 0;      // TruncateMode, NondeterministicMode
+  int64_t bits = 0;       // truncate: mantissa bits kept
+  std::optional<int64_t> bit;
+  BitField field = BitField::kAny;
+  int64_t count = 0;    // bitflip: elements a call; swap: pairs
+  int64_t length = 1;   // swap: elements of a region
+  bool bit_value = false;
+  FormatArguments format;
+  std::string format_name;
+  std::shared_ptr<const ProfileTable> profile;
+};
+
+struct ParameterInfo {
+  std::string name;
+  Schema schema;
+  std::optional<Node> default_value;
+  std::string meaning;
+  bool required = false;
+};
+
+struct KindInfo {
+  FaultKind kind;
+  std::string name;
+  std::string formula;
+  std::string summary;
+  std::vector<ParameterInfo> parameters;
+  std::string example;  // the short form of the command line
+  std::string note;
+};
+
+struct FormatInfo {
+  FormatKind kind;
+  std::string name;
+  std::string block;
+  std::string scale;
+  std::string element;
+};
+
+std::span<const KindInfo> kind_infos();
+std::span<const FormatInfo> format_infos();
+const KindInfo& kind_info(FaultKind kind);
+std::string_view kind_name(FaultKind kind);
+
+// `what:` — a map chosen by `kind`.
+Schema fault_schema();
+FaultSpec read_fault(const Node& what);  // a node that fault_schema() has validated; reads a profile's file
+
+// The name of a format's arguments and the other way round; throws UsageError with the nearest name.
+FormatArguments format_by_name(std::string_view name);
+
+}  // namespace faultline

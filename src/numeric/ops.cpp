@@ -1,0 +1,188 @@
+// The operators of the `faultline::` namespace: schemas once, one kernel for CPU and CUDA (apply.cpp tells devices
+// apart), Meta kernels for tracing, autograd for the functional form. A fault is named by its short form or a flow map;
+// parsed rules are cached by text, so a loop pays for parsing once.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "numeric/apply.h"
+#include "numeric/resolution.h"
+
+namespace faultline {
+namespace {
+
+constexpr std::size_t kRuleCache = 4096;
+
+// A user's mistake becomes Python's ValueError, with our sentence.
+template <class Function>
+auto translated(Function&& function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const UsageError& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  } catch (const Error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+std::shared_ptr<const Rule> rule_of(const std::string& text) {
+  static std::mutex mutex;
+  static std::unordered_map<std::string, std::shared_ptr<const Rule>> rules;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (const auto found = rules.find(text); found != rules.end()) return found->second;
+  auto rule = std::make_shared<const Rule>(parse_rule(text, RuleUse::kOnTensor));
+  if (rules.size() >= kRuleCache) rules.clear();
+  rules.emplace(text, rule);
+  return rule;
+}
+
+uint32_t counter(int64_t value, const char* name) {
+  if (value < 0 || value > 0xFFFFFFFFll) throw UsageError(std::string(name) + " " + std::to_string(value) + " is out of range; it counts from 0 to 4294967295");
+  return static_cast<uint32_t>(value);
+}
+
+void run_(const at::Tensor& x, const std::string& fault, int64_t seed, c10::string_view site, int64_t step, int64_t call, const CallTensors& tensors) {
+  const auto rule = rule_of(fault);
+  const Identity identity{static_cast<uint64_t>(seed), std::string(site), 0};
+  check_visible(*rule, dtype_of(x));
+  apply_(x, *rule, identity, {counter(step, "step"), counter(call, "call"), {}}, tensors);
+}
+
+at::Tensor& op_apply_(at::Tensor& x, std::string fault, int64_t seed, std::string site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
+  return translated([&]() -> at::Tensor& {
+    run_(x, fault, seed, site, step, call, {{}, ledger, row_keys});
+    return x;
+  });
+}
+
+at::Tensor op_apply(const at::Tensor& x, std::string fault, int64_t seed, std::string site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
+  return translated([&] {
+    check_tensor(x, "the tensor");
+    at::Tensor y = x.clone(at::MemoryFormat::Contiguous);
+    run_(y, fault, seed, site, step, call, {{}, ledger, row_keys});
+    return y;
+  });
+}
+
+// The form for taps and CUDA graphs: what changes from call to call is read from the control row on the device.
+void op_inject_(at::Tensor& x, const at::Tensor& control, const std::optional<at::Tensor>& ledger, std::string fault, int64_t seed, std::string site, const std::optional<at::Tensor>& row_keys) {
+  translated([&] {
+    const auto rule = rule_of(fault);
+    apply_(x, *rule, {static_cast<uint64_t>(seed), site, 0}, {}, {control, ledger, row_keys});
+  });
+}
+
+at::Tensor op_control(std::string fault, int64_t step, at::Device device) {
+  return translated([&] { return make_control(device, *rule_of(fault), {counter(step, "step"), 0, {}}); });
+}
+
+at::Tensor op_quantize(const at::Tensor& x, std::string format) {
+  return op_apply(x, "quantize(format=" + format + ")", 0, "", 0, 0, {}, {});
+}
+
+at::Tensor op_digest(const at::Tensor& x) {
+  return translated([&] { return digest(x); });
+}
+at::Tensor op_checksum(const at::Tensor& x) {
+  return translated([&] { return checksum(x); });
+}
+
+// --- Meta -------------------------------------------------------------------------------------------------------------
+at::Tensor& meta_apply_(at::Tensor& x, std::string, int64_t, std::string, int64_t, int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) { return x; }
+at::Tensor meta_apply(const at::Tensor& x, std::string fault, int64_t, std::string, int64_t, int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
+  translated([&] { (void)rule_of(fault); });
+  return at::empty_like(x, x.options(), at::MemoryFormat::Contiguous);
+}
+void meta_inject_(at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string, int64_t, std::string, const std::optional<at::Tensor>&) {}
+at::Tensor meta_quantize(const at::Tensor& x, std::string) { return at::empty_like(x, x.options(), at::MemoryFormat::Contiguous); }
+at::Tensor meta_scalar(const at::Tensor& x) { return at::empty({}, x.options().dtype(at::kLong)); }
+
+// --- autograd ---------------------------------------------------------------------------------------------------------
+// Eight booleans a byte.
+at::Tensor pack_bits(const at::Tensor& mask) {
+  const int64_t padding = (8 - mask.numel() % 8) % 8;
+  const at::Tensor bits = at::constant_pad_nd(mask.reshape({-1}).to(at::kByte), {0, padding}).view({-1, 8});
+  const at::Tensor weights = at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::TensorOptions().dtype(at::kByte).device(mask.device()));
+  return (bits * weights).sum(1, false, at::kByte);
+}
+
+at::Tensor unpack_bits(const at::Tensor& packed, at::IntArrayRef sizes) {
+  const at::Tensor weights = at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::TensorOptions().dtype(at::kByte).device(packed.device()));
+  const at::Tensor bits = packed.unsqueeze(1).bitwise_and(weights).ne(0).reshape({-1});
+  return bits.narrow(0, 0, c10::multiply_integers(sizes)).view(sizes);
+}
+
+// Where the fault forces a constant. Found by applying it to a copy in which zeros are replaced by the smallest number,
+// so that a zero inside the zone is seen to be forced too.
+at::Tensor forced_mask(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& row_keys) {
+  const double tiny = x.scalar_type() == at::kDouble ? 0x1p-1074 : x.scalar_type() == at::kHalf ? 0x1p-24 : x.scalar_type() == at::kBFloat16 ? 0x1p-133 : 0x1p-149;
+  const at::Tensor probe = at::where(x == 0, at::full_like(x, tiny), x).contiguous();
+  return op_apply(probe, fault, seed, site, step, call, {}, row_keys).ne(probe);
+}
+
+struct ApplyFunction : torch::autograd::Function<ApplyFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::string fault, int64_t seed, std::string site, int64_t step, int64_t call, std::optional<at::Tensor> ledger, std::optional<at::Tensor> row_keys) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const bool masked = translated([&] { return rule_of(fault)->gradient == GradientRule::kMasked; });
+    if (masked) context->save_for_backward({pack_bits(forced_mask(x, fault, seed, site, step, call, row_keys))});
+    context->saved_data["masked"] = masked;
+    return op_apply(x, fault, seed, site, step, call, ledger, row_keys);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    at::Tensor gradient = gradients[0];
+    if (context->saved_data["masked"].toBool()) gradient = gradient.masked_fill(unpack_bits(context->get_saved_variables()[0], gradient.sizes()), 0);
+    return {gradient, {}, {}, {}, {}, {}, {}, {}};
+  }
+};
+
+at::Tensor autograd_apply(const at::Tensor& x, std::string fault, int64_t seed, std::string site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
+  return ApplyFunction::apply(x, std::move(fault), seed, std::move(site), step, call, ledger, row_keys);
+}
+
+at::Tensor autograd_quantize(const at::Tensor& x, std::string format) {
+  return autograd_apply(x, "quantize(format=" + format + ")", 0, "", 0, 0, {}, {});
+}
+
+}  // namespace
+
+TORCH_LIBRARY(faultline, m) {
+  m.def("apply(Tensor x, str fault, *, int seed=0, str site='', int step=0, int call=0, Tensor(a!)? ledger=None, Tensor? row_keys=None) -> Tensor");
+  m.def("apply_(Tensor(a!) x, str fault, *, int seed=0, str site='', int step=0, int call=0, Tensor(b!)? ledger=None, Tensor? row_keys=None) -> Tensor(a!)");
+  m.def("inject_(Tensor(a!) x, Tensor(b!) control, Tensor(c!)? ledger, str fault, *, int seed=0, str site='', Tensor? row_keys=None) -> ()");
+  m.def("control(str fault, *, int step=0, Device device) -> Tensor", op_control);
+  m.def("quantize(Tensor x, str format) -> Tensor");
+  m.def("digest(Tensor x) -> Tensor");
+  m.def("checksum(Tensor x) -> Tensor");
+}
+
+#define FL_REGISTER(key)                \
+  TORCH_LIBRARY_IMPL(faultline, key, m) { \
+    m.impl("apply", op_apply);          \
+    m.impl("apply_", op_apply_);        \
+    m.impl("inject_", op_inject_);      \
+    m.impl("quantize", op_quantize);    \
+    m.impl("digest", op_digest);        \
+    m.impl("checksum", op_checksum);    \
+  }
+FL_REGISTER(CPU)
+FL_REGISTER(CUDA)
+#undef FL_REGISTER
+
+TORCH_LIBRARY_IMPL(faultline, Meta, m) {
+  m.impl("apply", meta_apply);
+  m.impl("apply_", meta_apply_);
+  m.impl("inject_", meta_inject_);
+  m.impl("quantize", meta_quantize);
+  m.impl("digest", meta_scalar);
+  m.impl("checksum", meta_scalar);
+}
+
+TORCH_LIBRARY_IMPL(faultline, Autograd, m) {
+  m.impl("apply", autograd_apply);
+  m.impl("quantize", autograd_quantize);
+}
+
+}  // namespace faultline

@@ -1,0 +1,61 @@
+// A fault rule: where, what, how much of it, when. The grammar is a map (Decided: maps, never strings to be parsed
+// twice); the one short form for the command line, `kind(parameter=value, extent.fraction=0.1) @ operator=matmul,layer=15`,
+// expands to the same map. Later modules read the parts they own (where, phases, schedule); this file checks them all.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/schedule.h"
+#include "numeric/fault.h"
+#include "site/selector.h"
+
+namespace faultline {
+
+enum class GradientRule { kStraightThrough, kMasked };
+
+struct ExtentSpec {
+  double fraction = 1;
+  Structure structure = Structure::kAll;
+  int32_t tile_rows = 1;
+  int32_t tile_columns = 1;
+  int32_t period = 32;
+};
+
+struct LifetimeSpec {
+  Lifetime kind = Lifetime::kPermanent;
+  double probability = 1;
+  int64_t from = 0;
+  int64_t to = 0;
+};
+
+struct Rule {
+  std::string name;
+  std::optional<Selector> where;  // absent in rules that are applied to a tensor directly
+  FaultSpec what;
+  ExtentSpec extent;
+  LifetimeSpec lifetime;
+  GradientRule gradient = GradientRule::kStraightThrough;
+  std::optional<ScheduleSpec> schedule;
+  bool stochastic_rounding = false;  // rounding: stochastic
+  bool expect_invisible = false;     // expect: invisible
+  bool keyed_by_row = false;         // keyed_by: row
+  bool reevaluate = false;
+  Node phases;   // validated map, or null: the recipe's
+  Node source;   // the whole validated map, for records
+};
+
+enum class RuleUse { kInPlan, kOnTensor };  // a plan's rule must say where
+
+Schema rule_schema(RuleUse use);
+Schema phases_schema();
+Rule read_rule(const Node& rule);  // validated by rule_schema
+
+// The short form -> the same map, not yet validated. Positions say "command line".
+Node expand_short_form(std::string_view text);
+
+// Short form, or a YAML/JSON flow map that is a rule or just its `what`; validated and read.
+Rule parse_rule(std::string_view text, RuleUse use);
+
+}  // namespace faultline

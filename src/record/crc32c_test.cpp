@@ -1,0 +1,19 @@
+// The vectors of RFC 3720, appendix B.4.
+#include "record/crc32c.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace faultline {
+namespace {
+
+TEST(Crc32c, AgreesWithThePublishedVectors) {
+  EXPECT_EQ(crc32c(""), 0u);
+  EXPECT_EQ(crc32c("123456789"), 0xE3069283u);
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);
+  EXPECT_EQ(crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
+}
+
+}  // namespace
+}  // namespace faultline

@@ -1,0 +1,112 @@
+// cell_size_check and an untrusted schema make SQLite look before it believes a damaged or prepared file.
+#include "record/sqlite.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace faultline {
+namespace {
+
+std::string_view remedy(int code) {
+  switch (code & 0xFF) {
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB: return "; the file is damaged or no database: restore it from a copy, or start a new campaign";
+    case SQLITE_FULL: return "; free some space and resume";
+    case SQLITE_BUSY: return "; another process holds it: wait until it has finished";
+    case SQLITE_READONLY:
+    case SQLITE_CANTOPEN: return "; check that the folder exists and is writable";
+    default: return "";
+  }
+}
+
+}  // namespace
+
+Database::Database(const std::filesystem::path& path) : path_(path.string()) {
+  sqlite3* connection = nullptr;
+  const int code = sqlite3_open_v2(path_.c_str(), &connection,
+                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX, nullptr);
+  connection_.reset(connection);
+  if (connection == nullptr) throw RuntimeFailure(fmt::format("{}: cannot open: out of memory", path_));
+  if (code != SQLITE_OK) fail("open");
+  sqlite3_extended_result_codes(get(), 1);
+  sqlite3_busy_timeout(get(), 30000);
+  execute("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA foreign_keys = ON;");
+  if (text("PRAGMA journal_mode = WAL") != "wal") fail("switch to WAL");
+  execute("PRAGMA synchronous = FULL;");
+}
+
+void Database::fail(std::string_view doing) {
+  const int code = sqlite3_errcode(get());
+  throw RuntimeFailure(fmt::format("{}: cannot {}: {}{}", path_, doing, sqlite3_errmsg(get()), remedy(code)));
+}
+
+void Database::execute(const char* sql) {
+  if (sqlite3_exec(get(), sql, nullptr, nullptr, nullptr) != SQLITE_OK) fail(fmt::format("run '{}'", sql));
+}
+
+int64_t Database::integer(const char* sql) {
+  Statement statement(*this, sql);
+  return statement.step() ? statement.integer(0) : 0;
+}
+
+std::string Database::text(const char* sql) {
+  Statement statement(*this, sql);
+  return statement.step() ? statement.text(0) : std::string();
+}
+
+Statement::Statement(Database& database, std::string_view sql) : database_(database) {
+  sqlite3_stmt* statement = nullptr;
+  const int code = sqlite3_prepare_v2(database.get(), sql.data(), static_cast<int>(sql.size()), &statement, nullptr);
+  statement_.reset(statement);
+  if (code != SQLITE_OK || statement == nullptr) database.fail(fmt::format("prepare '{}'", sql));
+}
+
+void Statement::check(int code) {
+  if (code != SQLITE_OK) database_.fail("bind a value");
+}
+
+Statement& Statement::bind(int parameter, int64_t value) {
+  check(sqlite3_bind_int64(statement_.get(), parameter, value));
+  return *this;
+}
+
+Statement& Statement::bind(int parameter, double value) {
+  check(sqlite3_bind_double(statement_.get(), parameter, value));
+  return *this;
+}
+
+Statement& Statement::bind(int parameter, std::string_view value) {
+  // A null pointer would bind NULL; an empty string is a value.
+  const char* data = value.data() == nullptr ? "" : value.data();
+  check(sqlite3_bind_text64(statement_.get(), parameter, data, value.size(), SQLITE_TRANSIENT, SQLITE_UTF8));
+  return *this;
+}
+
+bool Statement::step() {
+  const int code = sqlite3_step(statement_.get());
+  if (code != SQLITE_ROW && code != SQLITE_DONE) database_.fail(fmt::format("run '{}'", sqlite3_sql(statement_.get())));
+  return code == SQLITE_ROW;
+}
+
+std::string Statement::text(int column) const {
+  const unsigned char* data = sqlite3_column_text(statement_.get(), column);
+  const int bytes = sqlite3_column_bytes(statement_.get(), column);
+  return data == nullptr ? std::string() : std::string(reinterpret_cast<const char*>(data), static_cast<size_t>(bytes));
+}
+
+Transaction::Transaction(Database& database) : database_(database) { database_.execute("BEGIN IMMEDIATE"); }
+
+Transaction::~Transaction() {
+  // Some errors (a full disk) have rolled back already; then this one has nothing to do.
+  if (open_ && sqlite3_get_autocommit(database_.get()) == 0) {
+    sqlite3_exec(database_.get(), "ROLLBACK", nullptr, nullptr, nullptr);
+  }
+}
+
+void Transaction::commit() {
+  database_.execute("COMMIT");
+  open_ = false;
+}
+
+}  // namespace faultline
