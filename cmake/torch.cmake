@@ -1,5 +1,5 @@
 # The torch of one Python environment as the imported target `torch`. The wheel's own TorchConfig.cmake insists on a CUDA
-# toolkit whenever the wheel was built with CUDA; we need only its headers and three libraries, so we name them directly.
+# toolkit whenever the wheel was built with CUDA; we need only its headers and two libraries (libtorch.so is a shell that pulls in torch_cuda), so we name them directly.
 # Nothing links torch_cuda: our CUDA code reaches streams through c10's device-generic interface, so one libfaultline.so
 # serves CPU-only and CUDA wheels alike, and the program starts without loading two gigabytes of CUDA libraries.
 if(NOT FAULTLINE_PYTHON)
@@ -17,7 +17,7 @@ list(GET torch_answer 1 TORCH_VERSION)
 
 add_library(torch INTERFACE IMPORTED)
 target_include_directories(torch SYSTEM INTERFACE ${TORCH_ROOT}/include ${TORCH_ROOT}/include/torch/csrc/api/include)
-target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch.so ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_ROOT}/lib/libc10.so)
+target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_ROOT}/lib/libc10.so)
 # libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
 target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
 message(STATUS "torch ${TORCH_VERSION} in ${TORCH_ROOT}")

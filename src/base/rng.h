@@ -34,6 +34,36 @@ FL_HD PhiloxWords philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uin
   return {{c0, c1, c2, c3}};
 }
 
+// The same with the round keys worked out before: a kernel that draws with one key takes them as arguments.
+struct PhiloxKeys {
+  uint32_t low[kPhiloxRounds];
+  uint32_t high[kPhiloxRounds];
+};
+
+inline PhiloxKeys philox_keys(uint64_t key) {
+  PhiloxKeys keys;
+  for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
+    keys.low[round] = static_cast<uint32_t>(key) + round * 0x9E3779B9u;
+    keys.high[round] = static_cast<uint32_t>(key >> 32) + round * 0xBB67AE85u;
+  }
+  return keys;
+}
+
+FL_HD PhiloxWords philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, const PhiloxKeys& keys) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c0;
+    const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.low[round];
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.high[round];
+    c3 = static_cast<uint32_t>(p0);
+  }
+  return {{c0, c1, c2, c3}};
+}
+
 // A strong 64-bit mixer (the finaliser of SplitMix64): masks and permutations are drawn with it, one index at a time.
 FL_HD uint64_t mix_bits(uint64_t value) {
   value += 0x9E3779B97F4A7C15ull;

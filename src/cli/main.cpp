@@ -1,1 +1,132 @@
-int main(){}
+// The command line. This file only parses, dispatches and turns the outcome into an exit code; what a command does is
+// in the file of its name.
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <new>
+
+#include "base/text.h"
+#include "cli/command.h"
+#include "cli/output.h"
+
+namespace faultline::cli {
+namespace {
+
+constexpr const char* kIntroduction =
+    "faultline plants numerical faults in tensors and models, counts the evidence that they\n"
+    "happened, and finds them again.\n\n"
+    "Start here:\n"
+    "  faultline demo                                        three faults and two number formats at work\n"
+    "  faultline list faults                                 what there is (also: formats, schedules)\n"
+    "  faultline explain deadzone                            formula, parameters, an example\n"
+    "  faultline apply 'relative_gaussian(strength=0.05)'    a fault on generated data, with its ledger\n"
+    "  faultline selftest                                    everything checked on this machine\n"
+    "  faultline --help                                      all commands and options\n";
+
+void add_globals(CLI::App& app, Globals& globals, bool& version) {
+  app.add_flag("--json", globals.json, "results as JSON, and nothing else on stdout")->group("Global options");
+  app.add_flag("--quiet", globals.quiet, "results only: no hints, no progress")->group("Global options");
+  app.add_option("--seed", globals.seed_text, "every random number follows from it; 0 to 2^64-1")
+      ->group("Global options")
+      ->capture_default_str()
+      ->type_name("N");
+  app.add_option("--device", globals.device, "cpu, cuda or cuda:INDEX")
+      ->group("Global options")
+      ->capture_default_str()
+      ->type_name("NAME");
+  app.add_option("--color", globals.color, "auto, always or never; NO_COLOR is honoured")
+      ->group("Global options")
+      ->capture_default_str()
+      ->type_name("WHEN");
+  app.add_flag("--version", version, "version, commit, torch, kernels")->group("Global options");
+  app.set_help_flag("-h,--help", "this text; also after a command")->group("Global options");
+}
+
+std::vector<std::string> known_words(const CLI::App& app, bool options) {
+  std::vector<std::string> words;
+  if (!options) {
+    for (const CLI::App* command : app.get_subcommands({})) words.push_back(command->get_name());
+    return words;
+  }
+  for (const CLI::App* level : {app.get_subcommands().empty() ? &app : app.get_subcommands().front(), &app}) {
+    for (const CLI::Option* option : level->get_options()) {
+      for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+    }
+  }
+  return words;
+}
+
+// What the parser could not place: an unknown command, option or one argument too many.
+void refuse_extras(const CLI::App& app) {
+  const std::vector<std::string> extras = app.remaining(true);
+  if (extras.empty()) return;
+  const std::string& first = extras.front();
+  const bool option = first.starts_with("-"), command = app.get_subcommands().empty() && !option;
+  const std::string hint = option || command ? did_you_mean(first, known_words(app, option)) : "";
+  throw UsageError(fmt::format("{} '{}'{}",
+                               option    ? "unknown option"
+                               : command ? "unknown command"
+                                         : "unexpected argument",
+                               first, hint.empty() ? "; see `faultline --help`" : hint));
+}
+
+ExitCode run_program(int argc, char** argv) {
+  CLI::App app("faultline: numerical faults in tensors and models, planted, counted and found again", "faultline");
+  Globals globals;
+  globals.arguments.assign(argv + 1, argv + argc);
+  Run run;
+  bool version = false;
+  app.fallthrough();  // global options may stand after the command
+  app.allow_extras();
+  add_globals(app, globals, version);
+  for (const auto add : {add_demo, add_apply, add_list, add_explain, add_check, add_schema, add_selftest})
+    add(app, globals, run);
+  app.footer(
+      "Examples:\n  faultline demo\n  faultline apply 'deadzone(threshold=0.04)' --shape 256x1024 --dtype bf16\n\n"
+      "Exit codes: 0 fine, 1 a fault or failed check was found, 2 error at run time, 3 evidence missing, 64 usage.");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    print(app.help());
+    return ExitCode::kOk;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(fmt::format("{}; see `faultline {}--help`", error.what(),
+                                 app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name() + " "));
+  }
+  refuse_extras(app);
+  choose_color(globals.color);
+  (void)globals.seed();  // refused even where a command does not draw
+  if (version) return print_version(globals);
+  if (run) return run();
+  print(kIntroduction);
+  return ExitCode::kOk;
+}
+
+ExitCode guarded(int argc, char** argv) {
+  try {
+    return run_program(argc, argv);
+  } catch (const Error& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return error.code();
+  } catch (const c10::Error& error) {
+    fmt::print(stderr, "error: torch: {}\n", error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "error: out of memory\n");
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: internal: {}; please report this together with the command\n", error.what());
+  }
+  return ExitCode::kRuntime;
+}
+
+}  // namespace
+}  // namespace faultline::cli
+
+int main(int argc, char** argv) {
+  using namespace faultline;
+  std::signal(SIGPIPE, SIG_IGN);  // `faultline list faults | head -1` ends quietly
+  const ExitCode code = cli::guarded(argc, argv);
+  const ExitCode output = cli::finish_output();
+  return static_cast<int>(code == ExitCode::kOk ? output : code);
+}

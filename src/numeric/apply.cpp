@@ -51,7 +51,7 @@ void check_companion(const std::optional<at::Tensor>& tensor, const at::Tensor& 
 void check_companions(const at::Tensor& x, const Rule& rule, const CallTensors& tensors) {
   const TensorShape shape = shape_of(x);
   check_companion(tensors.control, x, "control", at::kInt, sizeof(Control) / 4);
-  check_companion(tensors.ledger, x, "ledger", at::kDouble, kLedgerColumns);
+  check_companion(tensors.ledger, x, "ledger", at::kLong, kLedgerWords);
   check_companion(tensors.row_keys, x, "row_keys", at::kLong, shape.columns == 0 ? 0 : shape.elements / shape.columns);
   if (tensors.row_keys && !rule.keyed_by_row) throw UsageError(fmt::format("row_keys were given, but rule '{}' is not keyed_by: row", rule.name));
   if (rule.keyed_by_row && shape.columns >= (int64_t{1} << 26)) throw UsageError(fmt::format("keyed_by: row works up to 2^26 columns; this tensor has {}", shape.columns));
@@ -66,10 +66,12 @@ Control control_of(const Rule& rule, const Identity& identity, const CallPoint& 
   return control;
 }
 
+uint64_t* ledger_words(const at::Tensor& ledger) { return reinterpret_cast<uint64_t*>(ledger.mutable_data_ptr<int64_t>()); }
+
 // --- CPU --------------------------------------------------------------------------------------------------------------
 template <class Function>
 void over_segments(const Traversal& traversal, Function&& function) {
-  const int64_t grain = std::max<int64_t>(1, 16 / traversal.tiles_per_segment);  // about 32k elements a task
+  const int64_t grain = std::max<int64_t>(1, 16 * traversal.segments / std::max<int64_t>(1, traversal.tiles));  // about 32k elements a task
   at::parallel_for(0, traversal.segments, grain, function);
 }
 
@@ -131,10 +133,10 @@ bool needs_ranges(const FormatArguments& format) {
 void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape, const Keys& keys, const Control& control, const CallTensors& tensors) {
   const auto& kernels = cpu::kernels();
   Traversal traversal;
-  std::vector<double> partials;
+  std::vector<SegmentPartial> partials;
   const auto partial_rows = [&] {
-    if (!tensors.ledger) return static_cast<double*>(nullptr);
-    partials.resize(static_cast<std::size_t>(traversal.segments) * kPartialColumns);
+    if (!tensors.ledger) return static_cast<SegmentPartial*>(nullptr);
+    partials.resize(static_cast<std::size_t>(traversal.segments));
     return partials.data();
   };
   if (rule.what.kind == FaultKind::kQuantize) {
@@ -143,7 +145,7 @@ void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape,
     std::vector<UnitRange> ranges;
     if (needs_ranges(q.format) && shape.elements > 0) ranges = cpu_ranges(q, x);
     q.ranges = ranges.data();
-    double* rows = partial_rows();
+    SegmentPartial* rows = partial_rows();
     over_segments(traversal, [&](int64_t first, int64_t last) { kernels.quantize(q, traversal, first, last, x.mutable_data_ptr(), rows); });
   } else {
     FaultArguments a = lower_fault(rule, shape, keys, control);
@@ -159,15 +161,15 @@ void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape,
     }
     a.profile = rule.what.profile.get();
     a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
-    double* rows = partial_rows();
+    SegmentPartial* rows = partial_rows();
     over_segments(traversal, [&](int64_t first, int64_t last) { kernels.fault(a, traversal, first, last, x.mutable_data_ptr(), rows); });
   }
-  if (tensors.ledger) add_to_ledger(partials.data(), traversal.segments, shape.elements, tensors.ledger->mutable_data_ptr<double>());
+  if (tensors.ledger) add_to_ledger(partials, shape.elements, ledger_words(*tensors.ledger));
 }
 
 void apply_on_cpu(const at::Tensor& x, const Rule& rule, const Identity& identity, Control control, const CallTensors& tensors) {
   Control* row = tensors.control ? reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>()) : nullptr;
-  if (row) control = *row;
+  if (row) control = started(*row);
   if (!control.armed) return;
   const Keys keys = make_keys(identity, rule.name);
   const TensorShape shape = shape_of(x);
@@ -175,9 +177,9 @@ void apply_on_cpu(const at::Tensor& x, const Rule& rule, const Identity& identit
   if (lifetime_acts(lifetime, control)) {
     run_on_cpu(x, rule, shape, keys, control, tensors);
   } else if (tensors.ledger) {
-    tensors.ledger->mutable_data_ptr<double>()[kCalls] += 1;
+    ledger_words(*tensors.ledger)[kWordCalls] += 1;
   }
-  if (row) row->call += 1;
+  if (row) row->progress += kProgressPerCall;
 }
 
 // --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -201,6 +203,20 @@ const ProfileTable* device_profile(const std::shared_ptr<const ProfileTable>& pr
   return reinterpret_cast<const ProfileTable*>(entry.second.const_data_ptr<uint8_t>());
 }
 
+// The digest's keys, once a device.
+const uint32_t* device_digest_keys(const at::Device& device) {
+  static std::mutex mutex;
+  static std::map<int, at::Tensor> copies;
+  const std::lock_guard<std::mutex> lock(mutex);
+  at::Tensor& copy = copies[device.index()];
+  if (!copy.defined()) {
+    uint32_t words[2 * kDigestWords];
+    fill_digest_keys(words);
+    copy = at::from_blob(words, {2 * kDigestWords}, at::kInt).to(device);
+  }
+  return reinterpret_cast<const uint32_t*>(copy.const_data_ptr<int32_t>());
+}
+
 at::Tensor cuda_reference(const FaultArguments& a, const at::Tensor& x, void* stream) {
   const ReferenceArguments r{a.dtype, a.reference_kind, a.elements, a.columns};
   const int64_t count = a.axis == Axis::kToken ? a.elements / a.columns : a.axis == Axis::kChannel ? a.columns : 1;
@@ -217,7 +233,7 @@ at::Tensor cuda_ranges(const QuantizeArguments& q, const at::Tensor& x, void* st
   const int64_t tiles = ((q.rows + kFormatTile - 1) / kFormatTile) * ((q.columns + kFormatTile - 1) / kFormatTile);
   const int64_t units = tensor ? 1 : granularity == Granularity::kRow ? q.rows : tiles;
   at::Tensor ranges = at::zeros({units, static_cast<int64_t>(sizeof(UnitRange) / sizeof(float))}, x.options().dtype(at::kFloat));
-  cuda::unit_ranges(q.dtype, granularity, x.const_data_ptr(), q.rows, q.columns, reinterpret_cast<UnitRange*>(ranges.mutable_data_ptr<float>()), stream);
+  cuda::unit_ranges(q.dtype, granularity, q.format.kind == FormatKind::kNvfp4, x.const_data_ptr(), q.rows, q.columns, reinterpret_cast<UnitRange*>(ranges.mutable_data_ptr<float>()), stream);
   return ranges;
 }
 
@@ -228,13 +244,7 @@ void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identi
   const TensorShape shape = shape_of(x);
   cuda::Evidence evidence;
   if (tensors.control) evidence.control = reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>());
-  at::Tensor partials;
-  const auto prepare = [&](const Traversal& traversal) {
-    if (!tensors.ledger) return;
-    partials = at::empty({traversal.segments * kPartialColumns}, x.options().dtype(at::kDouble));
-    evidence.partials = partials.mutable_data_ptr<double>();
-    evidence.ledger = tensors.ledger->mutable_data_ptr<double>();
-  };
+  if (tensors.ledger) evidence.ledger = ledger_words(*tensors.ledger);
   if (rule.what.kind == FaultKind::kQuantize) {
     QuantizeArguments q = lower_format(rule, shape, keys, control);
     const Traversal traversal = make_traversal(q.rows * q.chunks_per_row);
@@ -243,7 +253,6 @@ void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identi
       ranges = cuda_ranges(q, x, stream);
       q.ranges = reinterpret_cast<const UnitRange*>(ranges.const_data_ptr<float>());
     }
-    prepare(traversal);
     cuda::quantize(q, traversal, x.mutable_data_ptr(), evidence, stream);
     return;
   }
@@ -260,7 +269,6 @@ void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identi
   }
   a.profile = device_profile(rule.what.profile, x.device());
   a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
-  prepare(traversal);
   cuda::fault(a, traversal, x.mutable_data_ptr(), evidence, stream);
 }
 #endif
@@ -320,12 +328,22 @@ void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, con
   if (!work.is_same(x)) x.copy_(work);
 }
 
-at::Tensor make_ledger(const at::Device& device) { return at::zeros({kLedgerColumns}, at::TensorOptions().dtype(at::kDouble).device(device)); }
+at::Tensor make_ledger(at::Device device) { return at::zeros({kLedgerWords}, at::TensorOptions().dtype(at::kLong).device(device)); }
+
+at::Tensor ledger_columns(const at::Tensor& ledger) {
+  if (ledger.scalar_type() != at::kLong || ledger.numel() != kLedgerWords) throw UsageError(fmt::format("a ledger is {} elements of int64; got {} of {}", kLedgerWords, ledger.numel(), c10::toString(ledger.scalar_type())));
+  const at::Tensor words = ledger.cpu().contiguous();
+  double columns[kLedgerColumns];
+  decode_ledger(reinterpret_cast<const uint64_t*>(words.const_data_ptr<int64_t>()), columns);
+  at::Tensor out = at::empty({kLedgerColumns}, at::kDouble);
+  std::memcpy(out.mutable_data_ptr<double>(), columns, sizeof columns);
+  return out;
+}
 
 at::Tensor make_control(const at::Device& device, const Rule& rule, const CallPoint& point) {
   at::Tensor row = at::empty({sizeof(Control) / 4}, at::kInt);
   const Control control = control_of(rule, {}, point);
-  std::memcpy(row.mutable_data_ptr(), &control, sizeof control);
+  std::memcpy(row.mutable_data_ptr<int32_t>(), &control, sizeof control);
   return row.to(device);
 }
 
@@ -348,7 +366,7 @@ at::Tensor digest(const at::Tensor& x) {
     const c10::DeviceGuard guard(x.device());
     at::Tensor state = at::zeros({4}, x.options().dtype(at::kLong));
     auto* words = reinterpret_cast<uint64_t*>(state.mutable_data_ptr<int64_t>());
-    cuda::digest(bytes.const_data_ptr(), size, words, words + 3, current_stream(x.device()));
+    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words, words + 3, current_stream(x.device()));
     return state.select(0, 3);
   }
 #endif

@@ -14,8 +14,8 @@ namespace faultline {
 
 // The tensors of one call, all on the device of the tensor that is faulted.
 struct CallTensors {
-  std::optional<at::Tensor> control;   // int32[8], the bytes of a Control; absent: CallPoint counts
-  std::optional<at::Tensor> ledger;    // float64[kLedgerColumns]; absent: nothing is counted
+  std::optional<at::Tensor> control;   // int32[10], the bytes of a Control; absent: CallPoint counts
+  std::optional<at::Tensor> ledger;    // int64[kLedgerWords]; absent: nothing is counted
   std::optional<at::Tensor> row_keys;  // int64, one a row; for keyed_by: row
 };
 
@@ -27,7 +27,8 @@ struct CallPoint {
 
 void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point, const CallTensors& tensors = {});
 
-at::Tensor make_ledger(const at::Device& device);                                             // zeros
+at::Tensor make_ledger(at::Device device);                                                    // zeros
+at::Tensor ledger_columns(const at::Tensor& ledger);                                          // float64 on the CPU, by LedgerColumn
 at::Tensor make_control(const at::Device& device, const Rule& rule, const CallPoint& point);  // armed
 
 at::Tensor digest(const at::Tensor& x);    // int64 scalar on x's device; order-aware

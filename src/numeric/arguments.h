@@ -36,18 +36,27 @@ struct Control {
   uint32_t armed = 1;
   float strength = 0;     // the kind's leading parameter: strength, threshold, margin, probability or rate
   uint32_t step = 0;
-  uint32_t call = 0;      // advanced by the kernel, once per launch
-  uint32_t phase = 0;
-  uint32_t ticket = 0;    // blocks that have finished; zero between launches
+  uint32_t call = 0;      // number of the first call of this step
+  uint32_t phase = 0;     // 0 … 255
+  uint32_t unused = 0;
   uint64_t row_base = 0;  // first global row of this rank, for keyed_by: row
+  uint64_t progress = 0;  // kProgressPerCall a finished launch; zero at the start of a step
 };
-static_assert(sizeof(Control) == 32);
+static_assert(sizeof(Control) == 40);
 
 // Note [Control]
 // A captured CUDA graph replays a kernel with the arguments it was captured with. Whatever may change without capturing
-// again — arming, strength, step, call number, phase, row base — is therefore read from a 32-byte device row. Callers
-// write (step, call = 0) at the start of a step; each launch advances `call` after its last block, so replays draw fresh
-// numbers and a resumed run draws the same ones as an uninterrupted one. Without a row the value in the arguments counts.
+// again — arming, strength, step, call number, phase, row base — is therefore read from a small device row. Callers write
+// (step, call, progress = 0) at the start of a step. The blocks of a launch together add kProgressPerCall to `progress`,
+// each as it ends and none before it has read the row; so call + progress / kProgressPerCall is the same number for all
+// blocks of a launch and one more for the next, with no block waiting for another. Replays draw fresh numbers and a
+// resumed run draws the same ones as an uninterrupted one. Without a row the value in the arguments counts.
+inline constexpr uint64_t kProgressPerCall = 4096;  // more than a launch has blocks
+
+FL_HD Control started(Control control) {
+  control.call += static_cast<uint32_t>(control.progress / kProgressPerCall);
+  return control;
+}
 
 enum class Structure : uint8_t { kAll, kElement, kChannel, kRow, kTile, kLane };
 

@@ -29,16 +29,18 @@ FL_HD constexpr bool scales_table(FaultKind kind) {
 }
 
 // --- counters ---------------------------------------------------------------------------------------------------------
-FL_HD uint64_t phase_key(uint64_t key, uint32_t phase) { return key ^ (static_cast<uint64_t>(phase) * 0x9E3779B97F4A7C15ull); }
+// The counter is (block, block's high half with phase and stream above it, call, step). The key stays the same for a site's
+// whole life, so that a kernel can be given the ten round keys instead of deriving them for each element.
+FL_HD uint32_t counter_tag(const Control& control, uint32_t stream) { return (control.phase & 0xFFu) << 16 | stream << 24; }
 
 FL_HD PhiloxWords element_words(const Control& control, uint64_t key, uint64_t block, uint32_t stream) {
-  return philox(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32) | (stream << 24), control.call, control.step, key);
+  return philox(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32) | counter_tag(control, stream), control.call, control.step, key);
 }
 // keyed_by: row — the row's own key takes the place of the row's position in the batch.
 FL_HD PhiloxWords row_words(const Control& control, uint64_t key, uint64_t column_block, int64_t row_key, uint32_t stream) {
   const uint64_t mixed = mix_bits(static_cast<uint64_t>(row_key));
   return philox(static_cast<uint32_t>(column_block) | (stream << 24), static_cast<uint32_t>(mixed), control.call,
-                control.step ^ static_cast<uint32_t>(mixed >> 32), key);
+                control.step ^ static_cast<uint32_t>(mixed >> 32), key ^ (static_cast<uint64_t>(control.phase) << 32));
 }
 FL_HD uint32_t half_word(const PhiloxWords& words, uint32_t index) {
   return (words.word[index >> 1] >> ((index & 1) * 16)) & 0xFFFFu;
@@ -47,7 +49,7 @@ FL_HD uint32_t half_word(const PhiloxWords& words, uint32_t index) {
 FL_HD bool lifetime_acts(const FaultArguments& a, const Control& control) {
   if (a.lifetime == Lifetime::kWindow) return control.step >= a.window_from && control.step < a.window_to;
   if (a.lifetime == Lifetime::kPermanent) return true;
-  return unit_float(element_words(control, phase_key(a.noise_key, control.phase), 0, kCallStream).word[0]) < a.probability;
+  return unit_float(element_words(control, a.noise_key, 0, kCallStream).word[0]) < a.probability;
 }
 
 // --- extent -----------------------------------------------------------------------------------------------------------
@@ -106,11 +108,12 @@ FL_HD Value fault_value(const FaultArguments& a, float scale, Value x, float g, 
   if constexpr (kKind == FaultKind::kRelativeGaussian) return fused_multiply_add(static_cast<Value>(g), x, x);
   if constexpr (kKind == FaultKind::kAbsoluteGaussian) return x + static_cast<Value>(g);
   if constexpr (kKind == FaultKind::kScaledGaussian || kKind == FaultKind::kNondeterministic) {
-    return fused_multiply_add(static_cast<Value>(g), static_cast<Value>(scale * reference), x);
+    // Huge fp64 values make the fp32 reference infinite; a strength of zero must stay the identity.
+    return fused_multiply_add(static_cast<Value>(g), static_cast<Value>(scale == 0.0f ? 0.0f : scale * reference), x);
   }
   if constexpr (kKind == FaultKind::kSystematicBias) return x == zero ? x : x + with_sign(static_cast<Value>(scale), x);
   if constexpr (kKind == FaultKind::kGain) return fused_multiply_add(static_cast<Value>(scale), x, x);
-  if constexpr (kKind == FaultKind::kOffset) return x + static_cast<Value>(a.relative ? scale * reference : scale);
+  if constexpr (kKind == FaultKind::kOffset) return x + static_cast<Value>(a.relative && scale != 0.0f ? scale * reference : scale);
   if constexpr (kKind == FaultKind::kTruncate) return cut_mantissa(x, a.drop_bits, static_cast<TruncateMode>(a.mode), word);
   if constexpr (kKind == FaultKind::kDeadzone) {
     return magnitude(x) < static_cast<Value>(a.relative ? scale * reference : scale) ? zero : x;
@@ -132,7 +135,7 @@ FL_HD float call_scale(const FaultArguments& a, const Control& control) {
   if (a.kind != FaultKind::kNondeterministic) return control.strength;
   float factor = control.strength * 0.01f;
   if (static_cast<NondeterministicMode>(a.mode) == NondeterministicMode::kInconsistent) {
-    const PhiloxWords words = element_words(control, phase_key(a.noise_key, control.phase), 1, kCallStream);
+    const PhiloxWords words = element_words(control, a.noise_key, 1, kCallStream);
     factor = factor * (2.0f * unit_float(words.word[0]));
   }
   return factor;

@@ -55,6 +55,9 @@ FL_HD DigestKeys digest_keys(uint32_t pair) {
   return {{words.word[0] >> 4, words.word[2] >> 4}, {words.word[1] >> 4, words.word[3] >> 4}};
 }
 
+// All low halves, then all high ones.
+void fill_digest_keys(uint32_t (&words)[2 * kDigestWords]);
+
 // low + high * 2^28, where both are sums of at most sixteen products.
 FL_HD uint64_t combine_halves(uint64_t low, uint64_t high) {
   high = fold61(high);

@@ -22,7 +22,7 @@ struct LedgerNumbers {
   double survival = 1;                 // share of nonzero elements that stay nonzero
 };
 
-LedgerNumbers read_ledger(const double* row);
+LedgerNumbers read_ledger(const double* columns);  // of ledger_columns()
 nlohmann::ordered_json to_json(const LedgerNumbers& numbers);
 
 // Where the realised strength must lie: exact under the dtype's rounding, widened by 6.2 standard errors of the sample

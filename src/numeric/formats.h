@@ -35,7 +35,6 @@ struct Minifloat {
 FL_HD constexpr Minifloat e2m1() { return {1, 0, 6.0f}; }
 FL_HD constexpr Minifloat e4m3() { return {3, -6, 448.0f}; }
 FL_HD constexpr Minifloat e5m2() { return {2, -14, 57344.0f}; }
-FL_HD constexpr Minifloat half() { return {10, -14, 65504.0f}; }
 
 FL_HD float power_of_two(int exponent) {  // -149 <= exponent <= 127
   return exponent >= -126 ? bits_float(static_cast<uint32_t>(exponent + 127) << 23)
@@ -88,14 +87,15 @@ FL_HD Scale format_scale(const FormatArguments& f, float amax, float tensor_amax
     case FormatKind::kMxfp8E5m2: return power_scale(clamp_e8m0(exponent_of(amax) - 15));
     case FormatKind::kNvfp4:
     case FormatKind::kNvfp4Single: {
-      // The global scale is kept normal, so that its reciprocal is finite; tensors below 2^-114 quantise to zero.
+      // The global scale is kept normal, so that its reciprocal is finite.
       float global = f.kind == FormatKind::kNvfp4 ? tensor_amax / (448.0f * 6.0f) : 1.0f;
       global = global < 0x1p-126f ? 0x1p-126f : global;
       float wanted = (amax / 6.0f) / global;
       if (f.normal_scales && wanted < 0x1p-6f) wanted = 0x1p-6f;
       const float block = to_minifloat(wanted, e4m3(), false, 0);
       if (!(block > 0.0f)) return {};
-      return {(1.0f / global) / block, 0.0f, block * global, 0.0f};
+      const float multiply = (1.0f / global) / block, back = block * global;
+      return is_finite(multiply) ? Scale{multiply, 0.0f, back, 0.0f} : Scale{0.0f, back, back, 0.0f};
     }
     case FormatKind::kFp8E4m3:
     case FormatKind::kFp8E5m2: {
@@ -130,7 +130,9 @@ FL_HD float to_cast(float x, CastTarget target, bool stochastic, uint32_t word) 
   const uint32_t drop = target == CastTarget::kBf16 ? 16 : 13;
   const uint32_t bits = float_bits(x), keep = ~((1u << drop) - 1u);
   const uint32_t below = stochastic ? word >> (32 - drop) : ((1u << drop) >> 1) - 1u + ((bits >> drop) & 1u);
-  return bits_float((bits + below) & keep);
+  const uint32_t rounded = (bits + below) & keep;
+  const bool left = stochastic && (rounded & 0x7F800000u) == 0x7F800000u;  // rounding at random never leaves the range
+  return bits_float(left ? bits & keep : rounded);
 }
 
 // Signed integers with |q| <= limit, or affine levels 0 … limit around a zero point.

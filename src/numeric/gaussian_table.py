@@ -1,7 +1,7 @@
 """Writes gaussian_table.inc: the segmented inverse normal CDF that gaussian.h reads.
 
 The table is checked in, not computed at start-up, because another libm could round one entry differently and the same
-seed would then give other bits on another machine. For a word with magnitude f (an odd integer below 2^W, W = 16 or 31)
+seed would then give other bits on another machine. For a word with magnitude f (an odd integer below 2^W, W = 15 or 31)
 the upper-tail probability is f / 2^(W+1); a segment is one sixteenth of an octave of f, with a straight line in it that
 halves the interpolation error; finally all lines are scaled so that the variance over every word is exactly one.
 """
@@ -32,13 +32,13 @@ def lines(octaves, total_bits):
     return table
 
 
-def variance16(table):
+def variance15(table):
     total = 0.0
-    for f in range(1, 1 << 16, 2):
+    for f in range(1, 1 << 15, 2):
         octave = f.bit_length() - 1
         slope, base = table[octave * SEGMENTS_PER_OCTAVE + int((f / 2.0**octave - 1) * SEGMENTS_PER_OCTAVE)]
         total += (f * slope + base) ** 2
-    return total / (1 << 15)
+    return total / (1 << 14)
 
 
 def variance31(table):
@@ -64,7 +64,7 @@ def emit(name, table, variance, out, extra=0):
 def main():
     with open(__file__.replace("gaussian_table.py", "gaussian_table.inc"), "w") as out:
         print("// Written by gaussian_table.py: {slope, base} of each segment.", file=out)
-        emit("FL_GAUSSIAN_16", lines(16, 17), variance16, out)
+        emit("FL_GAUSSIAN_16", lines(15, 16), variance15, out)
         emit("FL_GAUSSIAN_32", lines(31, 32), variance31, out, extra=1)  # 2^31 - 1 rounds to 2^31: the median
 
 

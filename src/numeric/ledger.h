@@ -1,13 +1,16 @@
-// The evidence that a fault happened, and the one order in which it is summed. Every call adds to one row of doubles that
-// lives on the tensor's device. The order of additions is fixed by element index, never by launch shape or thread count,
-// so that CPU and CUDA write equal bits:
+// The evidence that a fault happened, and the one way in which it is summed. Every call adds to one ledger row of 64-bit
+// words that lives on the tensor's device. CPU and CUDA write equal words, because nothing depends on launch shape,
+// thread count or the order in which blocks finish:
 //
-//   element -> chunk of 8 consecutive elements -> tile of 256 chunks -> segment of consecutive tiles
+//   element -> chunk of 8 consecutive elements -> tile of 256 chunks -> segment: every n-th tile
 //
 // Each of a tile's 2,048 positions is a lane with its own fp32 accumulator that runs through the segment's tiles; a
-// segment's lanes are then added 8 -> 1 in fp32 and 256 -> 1 in fp64 by the fixed tree below, and the segments' partial
-// sums again by that tree. On a GPU a lane is a register, on a CPU an element of an array that vectorises.
+// segment's lanes are then added 8 -> 1 in fp32 and 256 -> 1 in fp64 by the fixed tree below. On a GPU a lane is a
+// register, on a CPU an element of an array that vectorises. Segments' sums are added exactly, as integers: a row keeps
+// each sum as ten 32-bit digits in 64-bit words (Note [Exact sums]), so they may arrive in any order.
 #pragma once
+
+#include <vector>
 
 #include "base/host_device.h"
 
@@ -29,7 +32,6 @@ enum LedgerColumn : int {
   kMaxAbsError,         // max |e|
   kSampled,             // selected elements in the fixed 1/64 sample with x finite and not zero, y finite
   kSumSquaredRelative,  // sum (e/x)^2 over the sample: the realised strength, squared and summed
-  kLedgerReserved,
   kLedgerColumns,
 };
 
@@ -38,38 +40,68 @@ inline constexpr int kTileChunks = 256;
 inline constexpr int kTile = kChunk * kTileChunks;
 inline constexpr int64_t kMaxSegments = 2112;
 
+// Segment k holds tiles k, k + segments, k + 2 segments, …: blocks that run together touch neighbouring memory.
 struct Traversal {
   int64_t chunks = 0;
   int64_t tiles = 0;
-  int64_t tiles_per_segment = 1;
-  int64_t segments = 0;
+  int64_t segments = 1;  // at least one: an empty tensor is a call too
 };
 
 inline Traversal make_traversal(int64_t chunks) {
-  Traversal t;
-  t.chunks = chunks;
-  t.tiles = (chunks + kTileChunks - 1) / kTileChunks;
-  t.tiles_per_segment = t.tiles <= kMaxSegments ? 1 : (t.tiles + kMaxSegments - 1) / kMaxSegments;
-  t.segments = t.tiles == 0 ? 1 : (t.tiles + t.tiles_per_segment - 1) / t.tiles_per_segment;  // an empty tensor is a call too
-  return t;
+  const int64_t tiles = (chunks + kTileChunks - 1) / kTileChunks;
+  return {chunks, tiles, tiles == 0 ? 1 : tiles < kMaxSegments ? tiles : kMaxSegments};
 }
 
-// What one segment contributes. All doubles, so that segments are added by one piece of code; counts stay exact.
-enum PartialColumn : int {
-  kPartialSumAbs,
-  kPartialSumSquaredError,
-  kPartialSumSquaredValue,
-  kPartialSumRelative,
-  kPartialMax,
-  kPartialSelected,
-  kPartialChanged,
-  kPartialNonzero,
-  kPartialZeroed,
-  kPartialNonfinite,
-  kPartialSaturated,
-  kPartialSampled,
-  kPartialColumns,
+// What one segment contributes.
+enum PartialSum : int { kPartialAbs, kPartialSquaredError, kPartialSquaredValue, kPartialRelative, kPartialSums };
+enum PartialCount : int { kCountSelected, kCountChanged, kCountNonzero, kCountZeroed, kCountNonfinite, kCountSaturated, kCountSampled, kPartialCounts };
+struct SegmentPartial {
+  double sum[kPartialSums];
+  double max;
+  uint64_t count[kPartialCounts];
 };
+
+// Note [Exact sums]
+// A ledger row is kRowWords 64-bit words: counts first (calls, active calls, elements, then PartialCount), the bits of
+// the largest |e| as a double (they order like integers), a word that is nonzero once a sum has left the range, and for
+// each PartialSum ten digits: digit i counts units of 2^(32 i - 160). A double is at most 85 bits wide once it is aligned
+// to a digit, so adding it touches three digits, each by less than 2^32: four billion segments fit before a word could
+// overflow. What lies below 2^-160 is dropped; at or above 2^160 the sum reads as infinite. A ledger holds several such
+// rows, used in turn by the segments and added when it is read: blocks that end together then do not queue for one word.
+inline constexpr int kWordCalls = 0, kWordActive = 1, kWordElements = 2, kWordCounts = 3, kWordMax = 10, kWordOverflow = 11, kWordSums = 16;
+inline constexpr int kDigits = 10;
+inline constexpr int kLowestExponent = -160;
+inline constexpr int kRowWords = kWordSums + kPartialSums * kDigits;
+inline constexpr int kLedgerRows = 8;
+inline constexpr int kLedgerWords = kLedgerRows * kRowWords;
+
+struct Digits {
+  int first = 0;                // digit index of the lowest
+  uint32_t digit[3] = {0, 0, 0};
+  bool overflow = false;
+};
+
+FL_HD Digits digits_of(double value) {  // value >= 0 or not finite
+  Digits digits;
+  const uint64_t bits = double_bits(value);
+  const int exponent = static_cast<int>(bits >> 52);
+  if (exponent == 0) return digits;  // zero and subnormal numbers
+  uint64_t mantissa = (bits & 0xFFFFFFFFFFFFFull) | (uint64_t{1} << 52);
+  int shift = exponent - 1075 - kLowestExponent;
+  if (shift < 0) {
+    mantissa = shift > -64 ? mantissa >> -shift : 0;
+    shift = 0;
+  }
+  digits.overflow = shift + 53 > 32 * kDigits;
+  if (digits.overflow) return digits;
+  digits.first = shift / 32;
+  const int offset = shift % 32;
+  const uint64_t low = mantissa << offset, high = offset == 0 ? 0 : mantissa >> (64 - offset);
+  digits.digit[0] = static_cast<uint32_t>(low);
+  digits.digit[1] = static_cast<uint32_t>(low >> 32);
+  digits.digit[2] = static_cast<uint32_t>(high);
+  return digits;
+}
 
 // The strength sample: groups of 32 chunks (256 elements), one in 64, chosen by a hash of the group's index so that no
 // row length can align with it. Group 0 is always in.
@@ -94,7 +126,10 @@ inline double add_tree(double* value) {
   return total;
 }
 
-// All segments' partials -> ledger row: 256 strided sums, then the tree.
-void add_to_ledger(const double* partials, int64_t segments, int64_t elements, double* row);
+// CPU: adds one call's segments to a ledger.
+void add_to_ledger(const std::vector<SegmentPartial>& partials, int64_t elements, uint64_t* words);
+
+// A ledger's words -> the columns as numbers.
+void decode_ledger(const uint64_t* words, double (&columns)[kLedgerColumns]);
 
 }  // namespace faultline

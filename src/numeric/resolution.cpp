@@ -98,7 +98,9 @@ void check_visible(const Rule& rule, Dtype dtype) {
   const bool led = kind == FaultKind::kRelativeGaussian || kind == FaultKind::kAbsoluteGaussian || kind == FaultKind::kScaledGaussian || kind == FaultKind::kSystematicBias ||
                    kind == FaultKind::kGain || kind == FaultKind::kOffset || kind == FaultKind::kDeadzone || kind == FaultKind::kSpike || kind == FaultKind::kNondeterministic ||
                    (kind == FaultKind::kSaturate && rule.what.relative);
-  if (led && rule.what.strength == 0 && !rule.schedule) refuse(rule, dtype, "its strength is 0");
+  if (led && rule.what.strength == 0 && !rule.schedule) {
+    throw UsageError(fmt::format("rule '{}': {} with a strength of 0 changes nothing; raise it, or declare `expect: invisible`", rule.name, kind_name(kind)));
+  }
   if (rule.schedule) return;  // judged step by step
   const auto visibility = predict_visibility(rule, dtype);
   if (visibility && visibility->changed == 0) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <set>
 
 #include "base/schedule_schema.h"
 
@@ -62,6 +63,8 @@ std::string check_rule(const Node& rule) {
   if (rule.at("gradient").as_string() == "masked" && !masked_kind) {
     return fmt::format("gradient: masked is for faults that force a constant (deadzone, saturate, zero), not for {}", kind);
   }
+  static const std::set<std::string> kUnscheduled = {"bitflip", "truncate", "stuck_at", "zero", "nan", "inf", "swap", "profile", "quantize"};
+  if (rule.find("schedule") && kUnscheduled.contains(kind)) return fmt::format("{} has no strength that a schedule could change", kind);
   if (rule.at("reevaluate").as_bool() && kind != "deadzone") return "reevaluate repeats a dead zone after the rules behind it; it needs what.kind deadzone";
   return "";
 }

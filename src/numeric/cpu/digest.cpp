@@ -10,17 +10,8 @@ namespace {
 constexpr int kStrip = 256;
 
 struct KeyTable {
-  alignas(64) uint32_t low[kDigestWords];
-  alignas(64) uint32_t high[kDigestWords];
-  KeyTable() {
-    for (uint32_t pair = 0; pair < kDigestWords / 2; ++pair) {
-      const DigestKeys keys = digest_keys(pair);
-      for (uint32_t k = 0; k < 2; ++k) {
-        low[2 * pair + k] = keys.low[k];
-        high[2 * pair + k] = keys.high[k];
-      }
-    }
-  }
+  alignas(64) uint32_t words[2 * kDigestWords];
+  KeyTable() { fill_digest_keys(words); }
 };
 
 uint64_t tile_hash(const uint32_t* words, const KeyTable& keys) {
@@ -30,8 +21,8 @@ uint64_t tile_hash(const uint32_t* words, const KeyTable& keys) {
 #pragma GCC ivdep
     for (int i = 0; i < kStrip; ++i) {
       const uint64_t word = words[strip + i];
-      low[i] += word * keys.low[strip + i];
-      high[i] += word * keys.high[strip + i];
+      low[i] += word * keys.words[strip + i];
+      high[i] += word * keys.words[kDigestWords + strip + i];
     }
   }
   uint64_t total = 0;

@@ -88,23 +88,18 @@ double add_lanes(const Value* lane) {
 }
 
 template <class Value>
-void write_partial(const Lanes<Value>& lanes, double* partial) {
-  partial[kPartialSumAbs] = add_lanes(lanes.sum_abs);
-  partial[kPartialSumSquaredError] = add_lanes(lanes.sum_squared_error);
-  partial[kPartialSumSquaredValue] = add_lanes(lanes.sum_squared_value);
+void write_partial(const Lanes<Value>& lanes, SegmentPartial& partial) {
+  partial.sum[kPartialAbs] = add_lanes(lanes.sum_abs);
+  partial.sum[kPartialSquaredError] = add_lanes(lanes.sum_squared_error);
+  partial.sum[kPartialSquaredValue] = add_lanes(lanes.sum_squared_value);
   double relative[kTileChunks];
   for (int chunk = 0; chunk < kTileChunks; ++chunk) relative[chunk] = static_cast<double>(lanes.relative[chunk]);
-  partial[kPartialSumRelative] = add_tree(relative);
+  partial.sum[kPartialRelative] = add_tree(relative);
   Value max = 0;
   for (const Value lane : lanes.max) max = lane > max ? lane : max;
-  partial[kPartialMax] = static_cast<double>(max);
-  partial[kPartialSelected] = static_cast<double>(lanes.selected);
-  partial[kPartialChanged] = static_cast<double>(lanes.changed);
-  partial[kPartialNonzero] = static_cast<double>(lanes.nonzero);
-  partial[kPartialZeroed] = static_cast<double>(lanes.zeroed);
-  partial[kPartialNonfinite] = static_cast<double>(lanes.nonfinite);
-  partial[kPartialSaturated] = static_cast<double>(lanes.saturated);
-  partial[kPartialSampled] = static_cast<double>(lanes.sampled);
+  partial.max = static_cast<double>(max);
+  const int64_t counts[kPartialCounts] = {lanes.selected, lanes.changed, lanes.nonzero, lanes.zeroed, lanes.nonfinite, lanes.saturated, lanes.sampled};
+  for (int k = 0; k < kPartialCounts; ++k) partial.count[k] = static_cast<uint64_t>(counts[k]);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ int64_t row_key(const FaultArguments& a, int64_t row) {
 // Fills `words` so that the word of element i (or, packed two a word, its half word) stands at i. first is a multiple of
 // a tile, hence of a block.
 void draw_blocks(const Control& control, uint64_t key, uint64_t first_block, int blocks, uint32_t stream, uint32_t* words) {
-  const uint32_t high = static_cast<uint32_t>(first_block >> 32) | (stream << 24);
+  const uint32_t high = static_cast<uint32_t>(first_block >> 32) | counter_tag(control, stream);
   const uint32_t low = static_cast<uint32_t>(first_block);  // a tile never crosses 2^32 blocks: it starts at a multiple
 #pragma GCC ivdep
   for (int b = 0; b < blocks; ++b) {
@@ -161,12 +161,12 @@ void apply_bits(const Call& call, int64_t first, int count, Scratch<Type>& s) {
 }
 
 template <FaultKind kKind, class Type>
-void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data, double* partials) {
+void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
   using Bits = typename Type::Bits;
   Scratch<Type> s;  // 150 kB of stack
   Lanes<typename Type::Value> lanes;
   Tile<Type>& t = s.tile;
-  const Call call{a, phase_key(a.noise_key, a.control.phase), call_scale(a, a.control),
+  const Call call{a, a.noise_key, call_scale(a, a.control),
                   a.extent.structure != Structure::kAll || a.reference != nullptr || a.keyed_by_row || a.kind == FaultKind::kNondeterministic};
   const float table_scale = scales_table(kKind) ? call.scale : 1.0f;
   constexpr int kEntries = Type::kWidth == 16 ? kSegments16 : kSegments32;
@@ -175,10 +175,10 @@ void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t
     s.table[i] = scales_table(kKind) ? Segment{entry.slope * table_scale, entry.base * table_scale} : entry;
   }
   Bits* values = static_cast<Bits*>(data);
+  __builtin_memset(t.saturated, 0, sizeof t.saturated);
   for (int64_t segment = first; segment < last; ++segment) {
     lanes = {};
-    const int64_t end = (segment + 1) * traversal.tiles_per_segment < traversal.tiles ? (segment + 1) * traversal.tiles_per_segment : traversal.tiles;
-    for (int64_t tile = segment * traversal.tiles_per_segment; tile < end; ++tile) {
+    for (int64_t tile = segment; tile < traversal.tiles; tile += traversal.segments) {
       const int64_t begin = tile * kTile;
       const int count = static_cast<int>(a.elements - begin < kTile ? a.elements - begin : kTile);
       __builtin_memcpy(t.before, values + begin, sizeof(Bits) * static_cast<size_t>(count));
@@ -197,11 +197,11 @@ void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t
       add_counts(t, count, lanes);
       add_sample(t, count, tile * kTileChunks, lanes);
     }
-    if (partials != nullptr) write_partial(lanes, partials + segment * kPartialColumns);
+    if (partials != nullptr) write_partial(lanes, partials[segment]);
   }
 }
 
-using SegmentFunction = void (*)(const FaultArguments&, const Traversal&, int64_t, int64_t, void*, double*);
+using SegmentFunction = void (*)(const FaultArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
 
 template <class Type>
 SegmentFunction function_for(FaultKind kind) {
@@ -233,7 +233,7 @@ SegmentFunction function_for(FaultKind kind) {
 
 namespace FAULTLINE_ISA {
 
-void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data, double* partials) {
+void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
   const SegmentFunction function = dispatch_dtype(a.dtype, [&](auto type) { return function_for<decltype(type)>(a.kind); });
   function(a, traversal, first, last, data, partials);
 }

@@ -12,9 +12,9 @@ namespace faultline::cpu {
 
 struct Kernels {
   const char* name;
-  // Faults segments [first, last) of `data` in place; partials (kPartialColumns a segment) may be null: no ledger.
-  void (*fault)(const FaultArguments&, const Traversal&, int64_t first, int64_t last, void* data, double* partials);
-  void (*quantize)(const QuantizeArguments&, const Traversal&, int64_t first, int64_t last, void* data, double* partials);
+  // Faults segments [first, last) of `data` in place; partials may be null: no ledger.
+  void (*fault)(const FaultArguments&, const Traversal&, int64_t first, int64_t last, void* data, SegmentPartial* partials);
+  void (*quantize)(const QuantizeArguments&, const Traversal&, int64_t first, int64_t last, void* data, SegmentPartial* partials);
   // Largest magnitude, lowest and highest value of finite elements in each row, in rows [first, last).
   void (*row_ranges)(Dtype, const void* data, int64_t columns, int64_t first, int64_t last, UnitRange* ranges);
   // The same for each 128 x 128 tile of tile rows [first, last).

@@ -95,7 +95,7 @@ void quantize_tile(const QuantizeArguments& q, uint64_t key, int64_t first_chunk
       const bool selected = s.exists[i] && extent_selects(q.extent, q.mask_key, place.row, place.column + j);
       t.selected[i] = selected;
       t.saturated[i] = selected && saturated;
-      const bool same = y == x || !selected || (!is_finite(x) && !s.poisoned[c]);
+      const bool same = static_cast<typename Type::Value>(y) == t.x[i] || !selected || (!is_finite(x) && !s.poisoned[c]);
       t.after[i] = same ? t.before[i] : Type::round(static_cast<typename Type::Value>(y));
       t.y[i] = Type::value(t.after[i]);
     }
@@ -111,15 +111,14 @@ void scatter(const QuantizeArguments& q, int chunks, const Scratch<Type>& s, typ
 }
 
 template <class Type>
-void quantize_segments(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data, double* partials) {
+void quantize_segments(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
   Scratch<Type> s;
   Lanes<typename Type::Value> lanes;
   auto* values = static_cast<typename Type::Bits*>(data);
-  const uint64_t key = phase_key(q.noise_key, q.control.phase);
+  const uint64_t key = q.noise_key;
   for (int64_t segment = first; segment < last; ++segment) {
     lanes = {};
-    const int64_t begin = segment * traversal.tiles_per_segment, end = begin + traversal.tiles_per_segment;
-    for (int64_t tile = begin; tile < end && tile < traversal.tiles; ++tile) {
+    for (int64_t tile = segment; tile < traversal.tiles; tile += traversal.segments) {
       const int64_t chunk = tile * kTileChunks, left = traversal.chunks - chunk;
       const int chunks = static_cast<int>(left < kTileChunks ? left : kTileChunks);
       gather(q, values, chunk, chunks, s);
@@ -131,7 +130,7 @@ void quantize_segments(const QuantizeArguments& q, const Traversal& traversal, i
       add_counts(s.tile, chunks * kChunk, lanes);
       add_sample(s.tile, chunks * kChunk, chunk, lanes);
     }
-    if (partials != nullptr) write_partial(lanes, partials + segment * kPartialColumns);
+    if (partials != nullptr) write_partial(lanes, partials[segment]);
   }
 }
 
@@ -177,7 +176,7 @@ void ranges_of_rows(const void* data, int64_t columns, int64_t first, int64_t la
 
 namespace FAULTLINE_ISA {
 
-void quantize(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data, double* partials) {
+void quantize(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
   dispatch_dtype(q.dtype, [&](auto type) { quantize_segments<decltype(type)>(q, traversal, first, last, data, partials); });
 }
 

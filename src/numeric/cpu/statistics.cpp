@@ -103,8 +103,7 @@ void sums_of_segments(const ReferenceArguments& r, const Traversal& traversal, i
   Sums sums;
   for (int64_t segment = first; segment < last; ++segment) {
     sums.clear(kTile);
-    const int64_t begin = segment * traversal.tiles_per_segment, end = begin + traversal.tiles_per_segment;
-    for (int64_t tile = begin; tile < end && tile < traversal.tiles; ++tile) {
+    for (int64_t tile = segment; tile < traversal.tiles; tile += traversal.segments) {
       const int64_t left = r.elements - tile * kTile;
       add_elements<Type>(static_cast<const typename Type::Bits*>(data) + tile * kTile, static_cast<int>(left < kTile ? left : kTile), sums);
     }

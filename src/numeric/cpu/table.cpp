@@ -6,8 +6,8 @@
 
 namespace faultline::cpu::FAULTLINE_ISA {
 
-void fault(const FaultArguments&, const Traversal&, int64_t, int64_t, void*, double*);
-void quantize(const QuantizeArguments&, const Traversal&, int64_t, int64_t, void*, double*);
+void fault(const FaultArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
+void quantize(const QuantizeArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
 void row_ranges(Dtype, const void*, int64_t, int64_t, int64_t, UnitRange*);
 void tile_ranges(Dtype, const void*, int64_t, int64_t, int64_t, int64_t, UnitRange*);
 void row_reference(const ReferenceArguments&, const void*, int64_t, int64_t, float*);

@@ -1,6 +1,6 @@
 // Digest and checksum on a GPU. A block hashes every n-th tile: a thread keeps its sixteen keys in registers and runs
-// Horner's rule with alpha^n, so that the launch shape cancels out; blocks' sums meet in two 64-bit words, since a sum
-// of residues would overflow one.
+// Horner's rule with beta = alpha^n, so that the launch shape cancels out; blocks' sums meet in two 64-bit words, since
+// a sum of residues would overflow one.
 #include "numeric/digest.h"
 
 #include "numeric/cuda/evidence.cuh"
@@ -18,59 +18,77 @@ __device__ __forceinline__ uint4 load_words(const uint8_t* bytes, int64_t offset
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles, uint64_t* state, uint64_t* result) {
-  uint32_t low[4 * kLoads], high[4 * kLoads];
-#pragma unroll
-  for (int u = 0; u < kLoads; ++u) {
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const DigestKeys keys = digest_keys(static_cast<uint32_t>((u * kThreads + threadIdx.x) * 2 + pair));
-      low[4 * u + 2 * pair] = keys.low[0], low[4 * u + 2 * pair + 1] = keys.low[1];
-      high[4 * u + 2 * pair] = keys.high[0], high[4 * u + 2 * pair + 1] = keys.high[1];
-    }
-  }
-  const bool aligned = (reinterpret_cast<uintptr_t>(bytes) & 15u) == 0;
-  const uint64_t beta = power61(kDigestAlpha, gridDim.x);
-  uint64_t sum = 0;
-  // From the block's last tile down, so that Horner's powers count up from its first.
-  const int64_t mine = tiles > blockIdx.x ? (tiles - 1 - blockIdx.x) / gridDim.x : -1;
-#pragma unroll 1
-  for (int64_t k = mine; k >= 0; --k) {
-    const int64_t base = (blockIdx.x + k * gridDim.x) * kDigestTile + threadIdx.x * 16;
-    uint4 words[kLoads];
-#pragma unroll
-    for (int u = 0; u < kLoads; ++u) words[u] = load_words(bytes, base + u * kThreads * 16, size, aligned);
-    uint64_t a = 0, b = 0;
-#pragma unroll
-    for (int u = 0; u < kLoads; ++u) {
-      const uint32_t word[4] = {words[u].x, words[u].y, words[u].z, words[u].w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        a += static_cast<uint64_t>(low[4 * u + j]) * word[j];
-        b += static_cast<uint64_t>(high[4 * u + j]) * word[j];
-      }
-    }
-    sum = fold61(multiply61(sum, beta) + combine_halves(a, b));
-  }
-  sum = reduce61(multiply61(sum, power61(kDigestAlpha, blockIdx.x)));
-  uint64_t lower = sum & 0xFFFFFFFFu, upper = sum >> 32;
+// A residue below 2^61 summed over the block, without leaving 64 bits: its 32-bit halves are added apart.
+__device__ __forceinline__ uint64_t block_sum61(uint64_t residue) {
+  __shared__ uint64_t warps[2][kThreads / 32];
+  uint64_t lower = residue & 0xFFFFFFFFu, upper = residue >> 32;
   for (int offset = 16; offset > 0; offset /= 2) {
     lower += __shfl_down_sync(0xFFFFFFFFu, lower, offset);
     upper += __shfl_down_sync(0xFFFFFFFFu, upper, offset);
   }
-  __shared__ uint64_t warps[2][kThreads / 32];
   if (threadIdx.x % 32 == 0) warps[0][threadIdx.x / 32] = lower, warps[1][threadIdx.x / 32] = upper;
   __syncthreads();
-  if (threadIdx.x < 2) {
-    uint64_t total = 0;
-    for (int w = 0; w < kThreads / 32; ++w) total += warps[threadIdx.x][w];
-    atomicAdd(reinterpret_cast<unsigned long long*>(state + threadIdx.x), static_cast<unsigned long long>(total));
-    __threadfence();
+  lower = upper = 0;
+  for (int w = 0; w < kThreads / 32; ++w) lower += warps[0][w], upper += warps[1][w];
+  return reduce61(fold61(lower) + multiply61(upper, uint64_t{1} << 32));
+}
+
+// kWhole: all tiles but the last are whole and 16-byte aligned, so loads need no questions.
+template <bool kWhole>
+__device__ __forceinline__ uint64_t tile_part(const uint8_t* bytes, int64_t tile, int64_t size, bool aligned, const uint32_t (&low)[4 * kLoads], const uint32_t (&high)[4 * kLoads]) {
+  const int64_t base = tile * kDigestTile + threadIdx.x * 16;
+  uint4 words[kLoads];
+#pragma unroll
+  for (int u = 0; u < kLoads; ++u) {
+    const int64_t offset = base + u * kThreads * 16;
+    words[u] = kWhole ? *reinterpret_cast<const uint4*>(bytes + offset) : load_words(bytes, offset, size, aligned);
+  }
+  uint64_t a = 0, b = 0;
+#pragma unroll
+  for (int u = 0; u < kLoads; ++u) {
+    const uint32_t word[4] = {words[u].x, words[u].y, words[u].z, words[u].w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      a += static_cast<uint64_t>(low[4 * u + j]) * word[j];
+      b += static_cast<uint64_t>(high[4 * u + j]) * word[j];
+    }
+  }
+  return combine_halves(a, b);
+}
+
+__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles, uint64_t beta, const uint32_t* keys, uint64_t* state, uint64_t* result) {
+  uint32_t low[4 * kLoads], high[4 * kLoads];
+#pragma unroll
+  for (int u = 0; u < kLoads; ++u) {
+    const uint4 l = reinterpret_cast<const uint4*>(keys)[u * kThreads + threadIdx.x], h = reinterpret_cast<const uint4*>(keys + kDigestWords)[u * kThreads + threadIdx.x];
+    low[4 * u] = l.x, low[4 * u + 1] = l.y, low[4 * u + 2] = l.z, low[4 * u + 3] = l.w;
+    high[4 * u] = h.x, high[4 * u + 1] = h.y, high[4 * u + 2] = h.z, high[4 * u + 3] = h.w;
+  }
+  const bool aligned = (reinterpret_cast<uintptr_t>(bytes) & 15u) == 0;
+  uint64_t sum = 0;
+  // From the block's last tile down, so that Horner's powers count up from its first.
+  int64_t tile = tiles > blockIdx.x ? blockIdx.x + (tiles - 1 - blockIdx.x) / gridDim.x * gridDim.x : -1;
+  if (tile >= 0 && (tile == tiles - 1 || !aligned)) {
+    sum = tile_part<false>(bytes, tile, size, aligned, low, high);
+    tile -= gridDim.x;
+  }
+  if (aligned) {
+#pragma unroll 1
+    for (; tile >= 0; tile -= gridDim.x) sum = fold61(multiply61(fold61(sum), beta) + tile_part<true>(bytes, tile, size, true, low, high));
+  } else {
+#pragma unroll 1
+    for (; tile >= 0; tile -= gridDim.x) sum = fold61(multiply61(fold61(sum), beta) + tile_part<false>(bytes, tile, size, false, low, high));
+  }
+  const uint64_t total = block_sum61(reduce61(sum));
+  if (threadIdx.x == 0) {
+    const uint64_t part = reduce61(multiply61(total, power61(kDigestAlpha, blockIdx.x)));
+    atomicAdd(reinterpret_cast<unsigned long long*>(state), static_cast<unsigned long long>(part & 0xFFFFFFFFu));
+    atomicAdd(reinterpret_cast<unsigned long long*>(state + 1), static_cast<unsigned long long>(part >> 32));
   }
   if (!is_last_block(reinterpret_cast<uint32_t*>(state + 2)) || threadIdx.x != 0) return;
   __threadfence();
-  const uint64_t total = reduce61(__ldcg(state)) + multiply61(reduce61(__ldcg(state + 1)), uint64_t{1} << 32);
-  *result = finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size));
+  const uint64_t all = fold61(__ldcg(state)) + multiply61(fold61(__ldcg(state + 1)), uint64_t{1} << 32);
+  *result = finish_digest(all, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size));
 }
 
 template <class Integer>
@@ -122,10 +140,12 @@ void launch_checksum(const void* data, int64_t elements, uint64_t* result, cudaS
 
 }  // namespace
 
-void digest(const void* bytes, int64_t size, uint64_t* state, uint64_t* result, void* stream) {
+void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream) {
+  constexpr int64_t kMostBlocks = 1056;
   const int64_t tiles = (size + kDigestTile - 1) / kDigestTile;
-  const int64_t blocks = tiles < 1 ? 1 : tiles < kMaxSegments ? tiles : kMaxSegments;
-  digest_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const uint8_t*>(bytes), size, tiles, state, result);
+  const int64_t blocks = tiles < 1 ? 1 : tiles < kMostBlocks ? tiles : kMostBlocks;
+  const uint64_t beta = power61(kDigestAlpha, static_cast<uint64_t>(blocks));
+  digest_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const uint8_t*>(bytes), size, tiles, beta, keys, state, result);
   check_launch("digest");
 }
 

@@ -1,5 +1,6 @@
 // The ledger's lanes on a GPU: eight fp32 registers a thread for each sum, reduced once per block in the order that
-// ledger.h fixes; the last block of a launch adds all segments' partial sums to the ledger row and advances the call.
+// ledger.h fixes. Each block then adds its exact sums and counts to the ledger row by integer atomics and leaves: no
+// block waits for another, which is what makes a small tap cheap.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,6 +29,12 @@ struct LaneEvidence {
   uint32_t selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0, saturated = 0, sampled = 0;
 };
 
+// Out of line: a true division is long, and only one chunk in 64 needs it.
+static __device__ __noinline__ float add_relative(float sum, float e, float x) {
+  const float relative = e / x;
+  return fused_multiply_add(relative, relative, sum);
+}
+
 // One element's evidence. `j` must be a compile-time constant after unrolling.
 __device__ __forceinline__ void add_element(LaneEvidence& lane, int j, float x, float y, bool changed, bool selected, bool saturated, bool sampled) {
   const bool finite = is_finite(x) && is_finite(y);
@@ -44,8 +51,7 @@ __device__ __forceinline__ void add_element(LaneEvidence& lane, int j, float x, 
   lane.nonfinite += !is_finite(y);
   lane.saturated += saturated;
   if (sampled && selected && finite && x != 0.0f) {
-    const float relative = e / x;
-    lane.relative = fused_multiply_add(relative, relative, lane.relative);
+    lane.relative = add_relative(lane.relative, e, x);
     lane.sampled += 1;
   }
 }
@@ -55,47 +61,54 @@ __device__ __forceinline__ double warp_add(double value) {
   return value;
 }
 
-// The block's lanes -> one row of partial sums.
-__device__ __forceinline__ void write_partial(const LaneEvidence& lane, double* partial) {
-  __shared__ double sums[4][kThreads / 32];
-  __shared__ uint32_t counts[8][kThreads / 32];
+__device__ __forceinline__ void add_word(uint64_t* word, uint64_t value) {
+  if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(value));
+}
+
+// The block's lanes -> the ledger row.
+__device__ __forceinline__ void add_to_ledger(const LaneEvidence& lane, uint64_t* row) {
+  __shared__ double sums[kPartialSums][kThreads / 32];
+  __shared__ uint32_t counts[kPartialCounts + 1][kThreads / 32];
   const int warp = threadIdx.x / 32;
   const double abs = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_abs)));
   const double error = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_squared_error)));
   const double value = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_squared_value)));
-  const double relative = __any_sync(0xFFFFFFFFu, lane.sampled) ? warp_add(static_cast<double>(lane.relative)) : 0.0;
-  const uint32_t column[8] = {__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(lane.max)),
-                              __reduce_add_sync(0xFFFFFFFFu, lane.selected),
-                              __reduce_add_sync(0xFFFFFFFFu, lane.changed),
-                              __reduce_add_sync(0xFFFFFFFFu, lane.nonzero),
-                              __reduce_add_sync(0xFFFFFFFFu, lane.zeroed),
-                              __reduce_add_sync(0xFFFFFFFFu, lane.nonfinite),
-                              __reduce_add_sync(0xFFFFFFFFu, lane.saturated),
-                              __reduce_add_sync(0xFFFFFFFFu, lane.sampled)};
-  if (threadIdx.x % 32 == 0) {
-    sums[0][warp] = abs;
-    sums[1][warp] = error;
-    sums[2][warp] = value;
-    sums[3][warp] = relative;
+  const double relative = __any_sync(0xFFFFFFFFu, lane.sampled != 0) ? warp_add(static_cast<double>(lane.relative)) : 0.0;
+  const uint32_t own[kPartialCounts] = {lane.selected, lane.changed, lane.nonzero, lane.zeroed, lane.nonfinite, lane.saturated, lane.sampled};
+  const uint32_t max = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(lane.max));
 #pragma unroll
-    for (int k = 0; k < 8; ++k) counts[k][warp] = column[k];
+  for (int k = 0; k < kPartialCounts; ++k) {
+    const uint32_t total = __reduce_add_sync(0xFFFFFFFFu, own[k]);
+    if (threadIdx.x % 32 == 0) counts[k][warp] = total;
+  }
+  if (threadIdx.x % 32 == 0) {
+    sums[kPartialAbs][warp] = abs;
+    sums[kPartialSquaredError][warp] = error;
+    sums[kPartialSquaredValue][warp] = value;
+    sums[kPartialRelative][warp] = relative;
+    counts[kPartialCounts][warp] = max;
   }
   __syncthreads();
-  if (threadIdx.x < kPartialColumns) {
-    const int k = threadIdx.x;
+  const int k = threadIdx.x;
+  if (k < kPartialSums) {
     double total = 0;
-    if (k < 4) {
-      for (int w = 0; w < kThreads / 32; ++w) total += sums[k][w];
-    } else if (k == kPartialMax) {
-      float max = 0;
-      for (int w = 0; w < kThreads / 32; ++w) max = fmaxf(max, __uint_as_float(counts[0][w]));
-      total = static_cast<double>(max);
-    } else {
-      uint64_t count = 0;
-      for (int w = 0; w < kThreads / 32; ++w) count += counts[k - 4][w];
-      total = static_cast<double>(count);
-    }
-    partial[k] = total;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) total += sums[k][w];
+    const Digits digits = digits_of(total);
+#pragma unroll
+    for (int d = 0; d < 3; ++d) add_word(row + kWordSums + k * kDigits + digits.first + d, digits.digit[d]);
+    if (digits.overflow) atomicOr(reinterpret_cast<unsigned long long*>(row + kWordOverflow), 1ull);
+  } else if (k < kPartialSums + kPartialCounts) {
+    uint64_t total = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) total += counts[k - kPartialSums][w];
+    add_word(row + kWordCounts + k - kPartialSums, total);
+  } else if (k == kPartialSums + kPartialCounts) {
+    uint32_t total = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) total = ::max(total, counts[kPartialCounts][w]);
+    const double largest = static_cast<double>(__uint_as_float(total));
+    if (largest > 0) atomicMax(reinterpret_cast<unsigned long long*>(row + kWordMax), static_cast<unsigned long long>(__double_as_longlong(largest)));
   }
 }
 
@@ -112,55 +125,18 @@ __device__ __forceinline__ bool is_last_block(uint32_t* ticket) {
   return last;
 }
 
-// Run by the last block: 256 strided sums a column, then the tree; then the ledger row.
-__device__ __forceinline__ void add_to_ledger_row(const double* partials, int64_t segments, int64_t elements, double* row) {
-  __shared__ double sums[kPartialColumns][kThreads / 32];
-  double value[kPartialColumns] = {};
-  __threadfence();
-  for (int64_t segment = threadIdx.x; segment < segments; segment += kThreads) {
-    const double* partial = partials + segment * kPartialColumns;
-#pragma unroll
-    for (int k = 0; k < kPartialColumns; ++k) {
-      const double part = __ldcg(partial + k);
-      value[k] = k == kPartialMax ? fmax(value[k], part) : value[k] + part;
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kPartialColumns; ++k) {
-    if (k == kPartialMax) {
-      for (int offset = 16; offset > 0; offset /= 2) value[k] = fmax(value[k], __shfl_down_sync(0xFFFFFFFFu, value[k], offset));
-    } else {
-      value[k] = warp_add(value[k]);
-    }
-    if (threadIdx.x % 32 == 0) sums[k][threadIdx.x / 32] = value[k];
-  }
-  __syncthreads();
-  if (threadIdx.x >= kPartialColumns) return;
-  const int k = threadIdx.x;
-  double total = 0;
-  for (int w = 0; w < kThreads / 32; ++w) total = k == kPartialMax ? fmax(total, sums[k][w]) : total + sums[k][w];
-  constexpr int kColumn[kPartialColumns] = {kSumAbsError, kSumSquaredError, kSumSquaredValue, kSumSquaredRelative,
-                                            kMaxAbsError, kSelected,        kChanged,         kNonzero,
-                                            kZeroed,      kNonfinite,       kSaturated,       kSampled};
-  double* cell = row + kColumn[k];
-  *cell = k == kPartialMax ? fmax(*cell, total) : *cell + total;
-  if (k == 0) {
-    row[kActiveCalls] += 1;
-    row[kElements] += static_cast<double>(elements);
-  }
-}
-
 // The end of every fault kernel. `acted`: the lifetime let the fault act in this call.
-__device__ __forceinline__ void finish(const LaneEvidence& lane, const Evidence& evidence, int64_t segments, int64_t elements, bool acted) {
-  if (evidence.ledger != nullptr && acted) write_partial(lane, evidence.partials + blockIdx.x * kPartialColumns);
-  if (evidence.ledger == nullptr && evidence.control == nullptr) return;
-  uint32_t* ticket = evidence.control != nullptr ? &evidence.control->ticket
-                                                 : reinterpret_cast<uint32_t*>(evidence.ledger + kLedgerReserved);
-  if (!is_last_block(ticket)) return;
-  if (evidence.ledger != nullptr && acted) add_to_ledger_row(evidence.partials, segments, elements, evidence.ledger);
-  if (threadIdx.x == 0) {
-    if (evidence.ledger != nullptr) evidence.ledger[kCalls] += 1;
-    if (evidence.control != nullptr) evidence.control->call += 1;
+template <bool kLedger = true>
+__device__ __forceinline__ void finish(const LaneEvidence& lane, const Evidence& evidence, int64_t elements, bool acted) {
+  if (kLedger && evidence.ledger != nullptr) {
+    if (acted) add_to_ledger(lane, evidence.ledger + blockIdx.x % kLedgerRows * kRowWords);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      add_word(evidence.ledger + kWordCalls, 1);
+      if (acted) add_word(evidence.ledger + kWordActive, 1), add_word(evidence.ledger + kWordElements, static_cast<uint64_t>(elements));
+    }
+  }
+  if (evidence.control != nullptr && threadIdx.x == 0) {
+    add_word(&evidence.control->progress, blockIdx.x == 0 ? kProgressPerCall - (gridDim.x - 1) : 1);
   }
 }
 

@@ -1,9 +1,10 @@
 // Fault kinds on a GPU: one in-place pass, a thread for each chunk of eight elements, evidence included. This kernel
-// serves every kind, extent and key; gaussian.cu has the short form of the commonest case. Instantiated per dtype.
+// serves every kind, extent and key; relative_gaussian.cuh has the short form of the commonest case. Instantiated per dtype.
 #pragma once
 
 #include "numeric/arithmetic.h"
 #include "numeric/cuda/evidence.cuh"
+#include "numeric/cuda/relative_gaussian.cuh"
 
 namespace faultline::cuda {
 
@@ -57,19 +58,17 @@ __global__ void __launch_bounds__(kThreads) fault_kernel(const __grid_constant__
   constexpr bool kHalf = Type::kWidth == 16;
   constexpr int kEntries = uses_gaussian(kKind) ? (kHalf ? kSegments16 : kSegments32) : 1;
   __shared__ Segment table[kEntries];
-  const Control control = evidence.control != nullptr ? *evidence.control : a.control;
+  const Control control = evidence.control != nullptr ? started(*evidence.control) : a.control;
   if (!control.armed) return;
-  const uint64_t key = phase_key(a.noise_key, control.phase);
+  const uint64_t key = a.noise_key;
   const float scale = call_scale(a, control);
   if constexpr (uses_gaussian(kKind)) load_table<kEntries>(deviates, scale, scales_table(kKind), table);
   const bool acts = lifetime_acts(a, control);
   const bool correlated = kKind == FaultKind::kNondeterministic && static_cast<NondeterministicMode>(a.mode) == NondeterministicMode::kCorrelated;
   const bool positions = a.extent.structure != Structure::kAll || a.reference != nullptr || a.keyed_by_row || correlated;
   LaneEvidence lane;
-  const int64_t begin = blockIdx.x * traversal.tiles_per_segment;
-  const int64_t end = acts ? min(begin + traversal.tiles_per_segment, traversal.tiles) : begin;
 #pragma unroll 1
-  for (int64_t tile = begin; tile < end; ++tile) {
+  for (int64_t tile = acts ? blockIdx.x : traversal.tiles; tile < traversal.tiles; tile += traversal.segments) {
     const int64_t chunk = tile * kTileChunks + threadIdx.x, first = chunk * kChunk;
     if (first >= a.elements) break;
     const int count = static_cast<int>(min(a.elements - first, static_cast<int64_t>(kChunk)));
@@ -118,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) fault_kernel(const __grid_constant__
     }
     store_chunk(data, first, count, values);
   }
-  finish(lane, evidence, traversal.segments, a.elements, acts);
+  finish(lane, evidence, a.elements, acts);
 }
 
 template <class Type>
@@ -126,6 +125,9 @@ void launch_fault(const FaultArguments& a, const Traversal& traversal, void* dat
   const unsigned blocks = static_cast<unsigned>(traversal.segments);
   const Segment* table = Type::kWidth == 16 ? device_table16() : device_table32();
   auto* values = static_cast<typename Type::Bits*>(data);
+  if constexpr (Type::kWidth == 16) {
+    if (is_plain_relative_gaussian(a, data)) return launch_relative_gaussian<Type>(a, traversal, data, table, evidence, stream);
+  }
 #define FL_LAUNCH(kind)                                                                                     \
   case FaultKind::kind:                                                                                     \
     fault_kernel<FaultKind::kind, Type><<<blocks, kThreads, 0, stream>>>(a, traversal, values, table, evidence); \

@@ -9,26 +9,25 @@
 
 namespace faultline::cuda {
 
-// Where evidence goes. All device pointers, all optional: without `ledger` nothing is counted, without `control` the
-// values in the arguments count. `partials` holds kPartialColumns doubles a segment whenever `ledger` is given.
+// Where evidence goes. Device pointers, both optional: without `ledger` nothing is counted, without `control` the values
+// in the arguments count.
 struct Evidence {
   Control* control = nullptr;
-  double* ledger = nullptr;
-  double* partials = nullptr;
+  uint64_t* ledger = nullptr;
 };
 
 void fault(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence, void* stream);
 void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence, void* stream);
 
-// Units: granularity kTensor (one; `ranges` must hold zeros), kRow or kTile.
-void unit_ranges(Dtype dtype, Granularity granularity, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, void* stream);
+// Units: granularity kTensor (one; `ranges` must hold zeros), kRow or kTile. amax_only: the tensor's amax alone is asked.
+void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, void* stream);
 
 // scratch: reference_scratch() doubles, zeroed in its last one.
 int64_t reference_scratch(const ReferenceArguments& r, Axis axis);
 void reference(const ReferenceArguments& r, Axis axis, const void* data, double* scratch, float* out, void* stream);
 
-// state: three zeroed 64-bit words; result: one.
-void digest(const void* bytes, int64_t size, uint64_t* state, uint64_t* result, void* stream);
+// keys: digest_key_words(), in device memory; state: three zeroed 64-bit words; result: one.
+void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream);
 void checksum(const void* data, int element_size, int64_t elements, uint64_t* result, void* stream);  // result zeroed
 
 }  // namespace faultline::cuda

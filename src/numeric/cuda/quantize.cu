@@ -1,6 +1,7 @@
 // Number formats on a GPU: one in-place pass. A block is 1 to 32 neighbouring threads of a warp, which agree on its
 // largest magnitude by shuffles; formats scaled by row, tile or tensor read ranges that unit_ranges found before.
 #include "numeric/arithmetic.h"
+#include "numeric/cuda/block_format.cuh"
 #include "numeric/cuda/evidence.cuh"
 #include "numeric/formats.h"
 
@@ -28,11 +29,11 @@ __device__ __forceinline__ void merge_across(UnitRange& range, int lanes) {
 template <FormatKind kKind, class Type>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ QuantizeArguments q, Traversal traversal, typename Type::Bits* data, Evidence evidence) {
   using Bits = typename Type::Bits;
-  const Control control = evidence.control != nullptr ? *evidence.control : q.control;
+  const Control control = evidence.control != nullptr ? started(*evidence.control) : q.control;
   if (!control.armed) return;
   FormatArguments format = q.format;
   format.kind = kKind;
-  const uint64_t key = phase_key(q.noise_key, control.phase);
+  const uint64_t key = q.noise_key;
   FaultArguments lifetime;
   lifetime.lifetime = q.lifetime, lifetime.probability = q.probability, lifetime.noise_key = q.noise_key;
   lifetime.window_from = q.window_from, lifetime.window_to = q.window_to;
@@ -40,10 +41,8 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
   const bool by_block = format.granularity == Granularity::kBlock;
   const float tensor_amax = kKind == FormatKind::kNvfp4 ? q.ranges[0].amax : 0.0f;
   LaneEvidence lane;
-  const int64_t begin = blockIdx.x * traversal.tiles_per_segment;
-  const int64_t end = acts ? min(begin + traversal.tiles_per_segment, traversal.tiles) : begin;
 #pragma unroll 1
-  for (int64_t tile = begin; tile < end; ++tile) {
+  for (int64_t tile = acts ? blockIdx.x : traversal.tiles; tile < traversal.tiles; tile += traversal.segments) {
     const int64_t chunk = tile * kTileChunks + threadIdx.x;
     const int64_t row = chunk / q.chunks_per_row, column = (chunk % q.chunks_per_row) * kChunk;
     const int64_t left = row < q.rows ? q.columns - column : 0;
@@ -84,13 +83,16 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
     }
     if (count > 0) store_chunk(data, first, count, values);
   }
-  finish(lane, evidence, traversal.segments, q.rows * q.columns, acts);
+  finish(lane, evidence, q.rows * q.columns, acts);
 }
 
 template <class Type>
 void launch_quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(traversal.segments);
   auto* values = static_cast<typename Type::Bits*>(data);
+  if constexpr (Type::kWidth == 16) {
+    if (is_plain_block_format(q, data)) return launch_block_format<Type>(q, traversal, data, evidence, stream);
+  }
 #define FL_LAUNCH(kind)                                                                                        \
   case FormatKind::kind:                                                                                       \
     quantize_kernel<FormatKind::kind, Type><<<blocks, kThreads, 0, stream>>>(q, traversal, values, evidence); \
@@ -118,6 +120,30 @@ __device__ __forceinline__ void merge_global(UnitRange* unit, const UnitRange& r
   if (range.high > 0.0f) atomicMax(reinterpret_cast<unsigned*>(&unit->high), __float_as_uint(range.high));
   if (range.low < 0.0f) atomicMax(reinterpret_cast<unsigned*>(&unit->low), __float_as_uint(range.low));
   if (range.nonfinite) atomicOr(&unit->nonfinite, 1u);
+}
+
+// The largest magnitude alone, for nvfp4: on packed integers. Non-finite numbers are left out, chunk by chunk.
+template <class Type>
+__global__ void __launch_bounds__(kThreads) tensor_amax_kernel(const uint4* data, int64_t chunks, UnitRange* unit) {
+  uint32_t top = 0;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+#pragma unroll 4
+  for (int64_t chunk = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; chunk < chunks; chunk += stride) {
+    const uint4 loaded = data[chunk];
+    const uint32_t x[4] = {loaded.x & 0x7FFF7FFFu, loaded.y & 0x7FFF7FFFu, loaded.z & 0x7FFF7FFFu, loaded.w & 0x7FFF7FFFu};
+    const uint32_t largest = __vmaxu2(__vmaxu2(x[0], x[1]), __vmaxu2(x[2], x[3]));
+    uint32_t own = max(largest & 0xFFFFu, largest >> 16);
+    if (own >= Type::kInf) {
+      own = 0;
+      for (int j = 0; j < kChunk; ++j) {
+        const uint32_t magnitude = (x[j >> 1] >> 16 * (j & 1)) & 0xFFFFu;
+        if (magnitude < Type::kInf) own = max(own, magnitude);
+      }
+    }
+    top = max(top, own);
+  }
+  top = __reduce_max_sync(0xFFFFFFFFu, top);
+  if (threadIdx.x % 32 == 0 && top > 0) atomicMax(reinterpret_cast<unsigned*>(&unit->amax), __float_as_uint(Type::value(static_cast<uint16_t>(top))));
 }
 
 template <class Type>
@@ -161,11 +187,17 @@ __global__ void __launch_bounds__(kThreads) unit_range_kernel(const typename Typ
 }
 
 template <class Type>
-void launch_ranges(Granularity granularity, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, cudaStream_t stream) {
+void launch_ranges(Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, cudaStream_t stream) {
   const auto* values = static_cast<const typename Type::Bits*>(data);
   if (granularity == Granularity::kTensor) {
     const int64_t wanted = (rows * columns + kTile - 1) / kTile;
     const unsigned blocks = static_cast<unsigned>(wanted < kMaxSegments ? wanted : kMaxSegments);
+    if constexpr (Type::kWidth == 16) {
+      if (amax_only && rows * columns % kChunk == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0) {
+        tensor_amax_kernel<Type><<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(data), rows * columns / kChunk, ranges);
+        return check_launch("tensor_amax");
+      }
+    }
     tensor_range_kernel<Type><<<blocks, kThreads, 0, stream>>>(values, rows * columns, ranges);
   } else {
     const bool tiled = granularity == Granularity::kTile;
@@ -187,12 +219,12 @@ void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data
   if (q.dtype == Dtype::kFloat16) launch_quantize<Float16>(q, traversal, data, evidence, cuda_stream);
 }
 
-void unit_ranges(Dtype dtype, Granularity granularity, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, void* stream) {
+void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, void* stream) {
   FL_ASSERT(dtype != Dtype::kFloat64);
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  if (dtype == Dtype::kFloat32) launch_ranges<Float32>(granularity, data, rows, columns, ranges, cuda_stream);
-  if (dtype == Dtype::kBFloat16) launch_ranges<BFloat16>(granularity, data, rows, columns, ranges, cuda_stream);
-  if (dtype == Dtype::kFloat16) launch_ranges<Float16>(granularity, data, rows, columns, ranges, cuda_stream);
+  if (dtype == Dtype::kFloat32) launch_ranges<Float32>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
+  if (dtype == Dtype::kBFloat16) launch_ranges<BFloat16>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
+  if (dtype == Dtype::kFloat16) launch_ranges<Float16>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
 }
 
 }  // namespace faultline::cuda

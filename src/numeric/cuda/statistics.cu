@@ -137,8 +137,7 @@ __device__ __forceinline__ Sums block_fold(Sums total) {
 template <class Type>
 __global__ void __launch_bounds__(kThreads) tensor_kernel(ReferenceArguments r, Traversal traversal, const typename Type::Bits* data, double* segments, float* out) {
   Sums lane[kChunk];
-  const int64_t begin = blockIdx.x * traversal.tiles_per_segment, end = min(begin + traversal.tiles_per_segment, traversal.tiles);
-  for (int64_t tile = begin; tile < end; ++tile) {
+  for (int64_t tile = blockIdx.x; tile < traversal.tiles; tile += traversal.segments) {
     const int64_t first = (tile * kTileChunks + threadIdx.x) * kChunk;
     if (first < r.elements) add_chunk<Type>(data, first, r.elements, lane);
   }

@@ -1,0 +1,133 @@
+"""Faultline from Python: finds and loads libfaultline.so and names its operators. There is no arithmetic here; every
+number comes from the one implementation in the library, so a fault drawn from Python, from C++ or on a GPU has equal
+bits. A fault is written in the short form of the command line, `relative_gaussian(strength=0.05)`, or as a flow map."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+
+import torch
+
+__version__ = "0.1.0"
+__all__ = ["LEDGER_COLUMNS", "apply", "apply_", "checksum", "digest", "library_path", "new_ledger", "quantize", "read_ledger"]
+
+_TORCH_SERIES = "2.11"
+
+# One name for each column of src/numeric/ledger.h, in its order.
+LEDGER_COLUMNS = (
+    "calls",
+    "active_calls",
+    "elements",
+    "selected",
+    "changed",
+    "nonzero",
+    "zeroed",
+    "nonfinite",
+    "saturated",
+    "sum_abs_error",
+    "sum_squared_error",
+    "sum_squared_value",
+    "max_abs_error",
+    "sampled",
+    "sum_squared_relative",
+)
+_SUMS = ("sum_abs_error", "sum_squared_error", "sum_squared_value", "max_abs_error", "sum_squared_relative")
+
+
+def library_path() -> pathlib.Path:
+    """The library that is loaded: FAULTLINE_LIBRARY, or the one of the bundle, or the one of the build folder."""
+    wish = os.environ.get("FAULTLINE_LIBRARY")
+    root = pathlib.Path(__file__).resolve().parents[2]
+    candidates = [pathlib.Path(wish)] if wish else [root / "libfaultline.so", root / "build" / "libfaultline.so"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate.resolve()
+    looked = ", ".join(str(candidate) for candidate in candidates)
+    raise ImportError(f"libfaultline.so was not found (looked at {looked}); run ./dev build or set FAULTLINE_LIBRARY to its path")
+
+
+def _check_torch() -> None:
+    version = str(torch.__version__)
+    if version.split(".")[:2] != _TORCH_SERIES.split("."):
+        raise ImportError(f"libfaultline.so is built for torch {_TORCH_SERIES}, this Python has torch {version}; install torch=={_TORCH_SERIES}.* or rebuild")
+
+
+def _load() -> None:
+    _check_torch()
+    path = library_path()
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise ImportError(f"{path} could not be loaded: {error}") from error
+
+
+_load()
+
+
+def apply(
+    x: torch.Tensor,
+    fault: str,
+    *,
+    seed: int = 0,
+    site: str = "",
+    step: int = 0,
+    call: int = 0,
+    ledger: torch.Tensor | None = None,
+    row_keys: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A faulty copy of x; x itself stays as it is. The draw is a pure function of (seed, rule, site, step, call, element).
+
+    ledger: a row of new_ledger(x.device) that this call adds its evidence to.
+    row_keys: one int64 a row, for rules with `rule.keyed_by=row`: rows with equal keys meet equal noise in any batch.
+    """
+    return torch.ops.faultline.apply(x, fault, seed=seed, site=site, step=step, call=call, ledger=ledger, row_keys=row_keys)
+
+
+def apply_(
+    x: torch.Tensor,
+    fault: str,
+    *,
+    seed: int = 0,
+    site: str = "",
+    step: int = 0,
+    call: int = 0,
+    ledger: torch.Tensor | None = None,
+    row_keys: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """apply() in place; returns x."""
+    return torch.ops.faultline.apply_(x, fault, seed=seed, site=site, step=step, call=call, ledger=ledger, row_keys=row_keys)
+
+
+def quantize(x: torch.Tensor, format: str) -> torch.Tensor:
+    """x through a number format and back, `mxfp4`, `nvfp4`, …; gradients pass straight through."""
+    return torch.ops.faultline.quantize(x, format)
+
+
+def digest(x: torch.Tensor) -> int:
+    """The order-aware fingerprint of x's bytes, below 2^61 (docs/formats.md says what it can miss)."""
+    return int(torch.ops.faultline.digest(x).item())
+
+
+def checksum(x: torch.Tensor) -> int:
+    """The plain integer sum of x's elements as bits, modulo 2^64: blind to exchanged elements; kept for comparison."""
+    return int(torch.ops.faultline.checksum(x).item())
+
+
+def new_ledger(device: torch.device | str = "cpu") -> torch.Tensor:
+    """An empty ledger row for tensors on `device`."""
+    return torch.ops.faultline.ledger(device=torch.device(device))
+
+
+def read_ledger(ledger: torch.Tensor) -> dict[str, int | float | None]:
+    """The ledger's columns by name, and what follows from them: relative_rms (the realised strength over the sample),
+    sqnr_db (None where nothing changed) and survival (share of non-zero elements that stayed non-zero)."""
+    row = dict(zip(LEDGER_COLUMNS, torch.ops.faultline.ledger_columns(ledger).tolist(), strict=True))
+    numbers: dict[str, int | float | None] = {name: value if name in _SUMS else int(value) for name, value in row.items()}
+    numbers["relative_rms"] = math.sqrt(row["sum_squared_relative"] / row["sampled"]) if row["sampled"] > 0 else None
+    noise, signal = row["sum_squared_error"], row["sum_squared_value"]
+    ratio = signal / noise if noise > 0 else None
+    numbers["sqnr_db"] = None if ratio is None else 10 * math.log10(ratio) if ratio > 0 else -math.inf
+    numbers["survival"] = 1 - row["zeroed"] / row["nonzero"] if row["nonzero"] > 0 else 1.0
+    return numbers

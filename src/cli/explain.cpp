@@ -1,0 +1,177 @@
+// `faultline explain NAME`: everything about one fault kind, number format or schedule. Parameters and ranges come from
+// the schemas that check recipes, and the YAML is the short form's own expansion, so neither can go stale.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/schedule.h"
+#include "base/text.h"
+#include "cli/command.h"
+#include "cli/output.h"
+#include "numeric/rule.h"
+
+namespace faultline::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string example_yaml(const std::string& short_form, const std::string& name) {
+  Node rule = Node::map();
+  rule.set("name", name);
+  Node expanded = expand_short_form(short_form);
+  if (!expanded.find("where")) {  // a recipe must say it, the short form for `apply` must not
+    expanded.set("where", Node::map());
+    expanded.find("where")->set("operator", "matmul");
+  }
+  for (const char* section : {"where", "what", "extent", "lifetime"}) {
+    if (const Node* node = expanded.find(section)) rule.set(section, *node);
+  }
+  return to_yaml(rule);
+}
+
+Json parameter_json(const ParameterInfo& info) {
+  return {{"name", info.name},
+          {"type", describe(info.schema)},
+          {"required", info.required},
+          {"default", info.default_value ? to_json(*info.default_value) : Json()},
+          {"meaning", info.meaning}};
+}
+
+Json explain_fault(const KindInfo& info) {
+  Json json = {{"name", info.name}, {"is", "fault"}, {"summary", info.summary}, {"formula", info.formula}};
+  json["parameters"] = Json::array();
+  for (const ParameterInfo& parameter : info.parameters) json["parameters"].push_back(parameter_json(parameter));
+  json["short_form"] = info.example;
+  json["yaml"] = example_yaml(info.example, "my_" + info.name);
+  json["note"] = info.note;
+  return json;
+}
+
+// The parameters of `quantize` that this format takes.
+bool takes(const FormatInfo& format, const std::string& parameter) {
+  const bool integer = format.kind == FormatKind::kInt, bfp = format.kind == FormatKind::kBfp;
+  if (parameter == "format") return false;
+  if (parameter == "granularity") {
+    return integer || format.kind == FormatKind::kFp8E4m3 || format.kind == FormatKind::kFp8E5m2;
+  }
+  if (parameter == "block") return integer || bfp;
+  if (parameter == "bits") return bfp;
+  if (parameter == "scheme") return integer;
+  if (parameter == "scale_floor") return format.kind == FormatKind::kNvfp4 || format.kind == FormatKind::kNvfp4Single;
+  return true;
+}
+
+Json explain_format(const FormatInfo& info) {
+  const KindInfo& quantize = kind_info(FaultKind::kQuantize);
+  Json json = {{"name", info.name}, {"is", "format"}, {"summary", quantize.summary}, {"formula", quantize.formula}};
+  json["block"] = info.block;
+  json["scale"] = info.scale;
+  json["element"] = info.element;
+  json["parameters"] = Json::array();
+  for (const ParameterInfo& parameter : quantize.parameters) {
+    if (takes(info, parameter.name)) json["parameters"].push_back(parameter_json(parameter));
+  }
+  const std::string example = fmt::format("quantize(format={}) @ operator=matmul,surface=weight", info.name);
+  json["short_form"] = example;
+  json["yaml"] = example_yaml(example, "my_" + info.name);
+  json["note"] = info.block == "-" ? "" : quantize.note;
+  return json;
+}
+
+Json explain_schedule(const ScheduleInfo& info) {
+  Json json = {{"name", info.name}, {"is", "schedule"}, {"summary", "strength by step"}, {"formula", info.formula}};
+  json["parameters"] = Json::array();
+  for (const ScheduleParameter& parameter : info.parameters) {
+    json["parameters"].push_back(
+        {{"name", parameter.name},
+         {"type", parameter.type + ", " + parameter.range},
+         {"required", parameter.default_value == "none"},
+         {"default", parameter.default_value == "none" ? Json() : Json(parameter.default_value)},
+         {"meaning", parameter.meaning}});
+  }
+  json["short_form"] = info.example;
+  Node schedule = Node::map();
+  schedule.set("schedule", parse_yaml(info.example, "example"));
+  json["yaml"] = to_yaml(schedule);
+  json["note"] = "";
+  return json;
+}
+
+Json find_entry(const std::string& name) {
+  std::vector<std::string> known;
+  for (const KindInfo& info : kind_infos()) {
+    if (info.name == name) return explain_fault(info);
+    known.push_back(info.name);
+  }
+  for (const FormatInfo& info : format_infos()) {
+    if (info.name == name) return explain_format(info);
+    known.push_back(info.name);
+  }
+  for (const ScheduleInfo& info : schedule_infos()) {
+    if (info.name == name) return explain_schedule(info);
+    known.push_back(info.name);
+  }
+  const std::string hint = did_you_mean(name, known);
+  throw UsageError(
+      fmt::format("no fault, format or schedule is called {}{}", describe_text(name),
+                  hint.empty() ? "; see `faultline list faults`, `list formats`, `list schedules`" : hint));
+}
+
+std::string indented(const std::string& text) {
+  std::string result = "  ";
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    result += text[i];
+    if (text[i] == '\n' && i + 1 < text.size()) result += "  ";
+  }
+  return result;
+}
+
+std::string entry_text(const Json& entry) {
+  const auto word = [&](const char* key) { return entry[key].get<std::string>(); };
+  std::string text = fmt::format("{} ({}): {}\n  {}\n", styled(Style::kHeading, word("name")), word("is"),
+                                 word("summary"), word("formula"));
+  if (entry.contains("block")) {
+    text += fmt::format("  block: {}; scale: {}; element: {}\n", word("block"), word("scale"), word("element"));
+  }
+  text += "\n" + styled(Style::kHeading, "Parameters") + "\n";
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& parameter : entry["parameters"]) {
+    const Json& value = parameter["default"];
+    const std::string fallback =
+        value.is_null() ? "" : "default " + (value.is_string() ? value.get<std::string>() : value.dump());
+    rows.push_back({"  " + parameter["name"].get<std::string>(),
+                    parameter["required"].get<bool>() ? "required" : fallback, parameter["type"],
+                    parameter["meaning"]});
+  }
+  text += rows.empty() ? "  none\n" : table(rows);
+  text += fmt::format("\n{}\n{}\n{}\n  {}\n", styled(Style::kHeading, "In a recipe"), indented(word("yaml")),
+                      styled(Style::kHeading, entry["is"] == "schedule" ? "In one line" : "Short form"),
+                      word("short_form"));
+  if (!word("note").empty()) text += "\n" + word("note") + "\n";
+  return text;
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("explain", "formula, parameters with ranges and an example of one name");
+  auto name = std::make_shared<std::string>();
+  command->add_option("name", *name, "a fault kind, number format or schedule")->required()->type_name("");
+  command->footer(
+      "Examples:\n  faultline explain deadzone\n  faultline explain nvfp4 --json\n\n"
+      "Global options: see `faultline --help`.");
+  command->callback([&run, &globals, name] {
+    run = [&globals, name] {
+      const Json entry = find_entry(*name);
+      if (globals.json) {
+        print_json(entry);
+      } else {
+        print(entry_text(entry));
+      }
+      return ExitCode::kOk;
+    };
+  });
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,30 @@
+// One rule's ledger as people and programs read it: the counts, the errors, the realised strength beside the band it
+// must lie in, and the complaints where the evidence is missing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "numeric/evidence.h"
+
+namespace faultline::cli {
+
+struct LedgerReport {
+  Rule rule;
+  LedgerNumbers numbers;
+  std::optional<StrengthBand> band;
+  std::vector<std::string> complaints;  // empty: the fault happened as asked
+};
+
+LedgerReport make_report(const Rule& rule, Dtype dtype, const at::Tensor& ledger);
+
+std::string report_text(const LedgerReport& report);
+nlohmann::ordered_json report_json(const LedgerReport& report);
+
+std::string digest_text(const at::Tensor& tensor);  // 16 hexadecimal digits
+
+}  // namespace faultline::cli

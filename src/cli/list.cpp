@@ -1,0 +1,71 @@
+// `faultline list`: the names that exist, one line each, straight from the catalogues the parser itself uses.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/schedule.h"
+#include "base/text.h"
+#include "cli/command.h"
+#include "cli/output.h"
+#include "numeric/fault.h"
+
+namespace faultline::cli {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+Rows fault_rows() {
+  Rows rows = {{"name", "formula", "summary"}};
+  for (const KindInfo& info : kind_infos()) rows.push_back({info.name, info.formula, info.summary});
+  return rows;
+}
+
+Rows format_rows() {
+  Rows rows = {{"name", "block", "scale", "element"}};
+  for (const FormatInfo& info : format_infos()) rows.push_back({info.name, info.block, info.scale, info.element});
+  return rows;
+}
+
+Rows schedule_rows() {
+  Rows rows = {{"name", "formula"}};
+  for (const ScheduleInfo& info : schedule_infos()) rows.push_back({info.name, info.formula});
+  return rows;
+}
+
+ExitCode list(const std::string& topic, const Globals& globals) {
+  static const std::vector<std::string> topics = {"faults", "formats", "schedules"};
+  if (std::find(topics.begin(), topics.end(), topic) == topics.end()) {
+    throw UsageError(
+        fmt::format("list: wanted faults, formats or schedules, got '{}'{}", topic, did_you_mean(topic, topics)));
+  }
+  Rows rows = topic == "faults" ? fault_rows() : topic == "formats" ? format_rows() : schedule_rows();
+  if (globals.json) {
+    auto json = nlohmann::ordered_json::array();
+    for (std::size_t i = 1; i < rows.size(); ++i) {
+      nlohmann::ordered_json entry;
+      for (std::size_t column = 0; column < rows[i].size(); ++column) entry[rows[0][column]] = rows[i][column];
+      json.push_back(std::move(entry));
+    }
+    print_json(json);
+    return ExitCode::kOk;
+  }
+  const std::string text = table(rows);
+  const std::size_t heading = text.find('\n');
+  print(styled(Style::kHeading, text.substr(0, heading)) + text.substr(heading));
+  if (!globals.quiet) print("\n`faultline explain NAME` tells the rest.\n");
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void add_list(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("list", "what exists: fault kinds, number formats, schedules");
+  auto topic = std::make_shared<std::string>();
+  command->add_option("topic", *topic, "faults, formats or schedules")->required()->type_name("");
+  command->footer(
+      "Examples:\n  faultline list faults\n  faultline list formats --json\n\nGlobal options: see `faultline --help`.");
+  command->callback([&run, &globals, topic] { run = [&globals, topic] { return list(*topic, globals); }; });
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,136 @@
+// The rule grammar: what it accepts, what it refuses and in which words.
+#include "numeric/rule.h"
+
+#include <gtest/gtest.h>
+
+#include "numeric/lower.h"
+#include "numeric/resolution.h"
+
+namespace faultline {
+namespace {
+
+std::string refusal(std::string_view text, RuleUse use = RuleUse::kOnTensor) {
+  try {
+    parse_rule(text, use);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_refusal(std::string_view text, std::string_view words, RuleUse use = RuleUse::kOnTensor) {
+  EXPECT_NE(refusal(text, use).find(words), std::string::npos) << text << "\n -> " << refusal(text, use);
+}
+
+TEST(Rule, ShortFormExpandsToTheSameMap) {
+  const Rule short_form = parse_rule("relative_gaussian(strength=0.05) @ operator=matmul,layer=15", RuleUse::kInPlan);
+  const Rule map = parse_rule("{name: relative_gaussian, where: {operator: matmul, layer: 15}, what: {kind: relative_gaussian, strength: 0.05}}", RuleUse::kInPlan);
+  EXPECT_EQ(short_form.source, map.source);
+  EXPECT_EQ(short_form.where->operator_pattern, "matmul");
+  ASSERT_EQ(short_form.where->layers.size(), 1u);
+  EXPECT_EQ(short_form.where->layers[0].first, 15);
+  EXPECT_EQ(short_form.where->surface, Surface::kOutput);
+}
+
+TEST(Rule, ReadsEveryPart) {
+  const Rule rule = parse_rule(
+      "{name: zone, where: {module: layer_output, layer: ['10-20', 25], surface: output, except: [router]},"
+      " what: {kind: deadzone, threshold: 0.04, axis: tensor}, extent: {fraction: 0.1, structure: tile, tile: 4x16},"
+      " lifetime: {kind: window, from: 3, to: 9}, gradient: masked, phases: {rollout: true, eval: both},"
+      " schedule: {kind: linear, sigma_start: 0.05, sigma_end: 0}, keyed_by: row, reevaluate: true}",
+      RuleUse::kInPlan);
+  EXPECT_EQ(rule.what.axis, Axis::kTensor);
+  EXPECT_EQ(rule.extent.structure, Structure::kTile);
+  EXPECT_EQ(rule.extent.tile_columns, 16);
+  EXPECT_EQ(rule.lifetime.kind, Lifetime::kWindow);
+  EXPECT_EQ(rule.lifetime.to, 9);
+  EXPECT_EQ(rule.gradient, GradientRule::kMasked);
+  EXPECT_TRUE(rule.keyed_by_row);
+  EXPECT_TRUE(rule.reevaluate);
+  ASSERT_TRUE(rule.schedule.has_value());
+  EXPECT_EQ(rule.schedule->kind, ScheduleKind::kLinear);
+  ASSERT_EQ(rule.where->layers.size(), 2u);
+  EXPECT_EQ(rule.where->layers[1].last, 25);
+  EXPECT_TRUE(rule.phases.at("rollout").as_bool());
+}
+
+TEST(Rule, RefusesWhatIsOutOfRangeNamingParameterValueAndRange) {
+  expect_refusal("relative_gaussian(strength=-0.1)", "what.strength: expected a number in [0, 1000000], got -0.1");
+  expect_refusal("relative_gaussian(strength=.nan)", "what.strength");
+  expect_refusal("relative_gaussian(strength=.inf)", "what.strength");
+  expect_refusal("relative_gaussian", "strength");
+  expect_refusal("deadzone(threshold=1.5)", "what.threshold");
+  expect_refusal("zero(extent.fraction=0)", "extent.fraction");
+  expect_refusal("zero(extent.fraction=0.1, extent.structure=tile)", "tile: RxC goes with structure: tile");
+  expect_refusal("zero(extent.fraction=0.1, extent.structure=tile, extent.tile=4by4)", "ROWSxCOLUMNS");
+  expect_refusal("zero(lifetime.kind=transient, lifetime.probability=0)", "lifetime.probability");
+  expect_refusal("zero(lifetime.kind=window, lifetime.from=5, lifetime.to=5)", "window is empty");
+}
+
+TEST(Rule, RefusesUnknownNamesWithTheNearestOne) {
+  expect_refusal("relative_gausian(strength=0.1)", "did you mean 'relative_gaussian'?");
+  expect_refusal("deadzone(treshold=0.1)", "did you mean 'threshold'?");
+  expect_refusal("quantize(format=nvpf4)", "did you mean 'nvfp4'?");
+  expect_refusal("relative_gaussian(strength=0.1) @ opertor=matmul", "did you mean 'operator'?", RuleUse::kInPlan);
+}
+
+TEST(Rule, RefusesCombinationsThatWouldDoNothing) {
+  expect_refusal("bitflip(bit=3)", "count (elements per call) or rate");
+  expect_refusal("bitflip(bit=3, field=sign, count=1)", "bit or field, not both");
+  expect_refusal("swap(extent.fraction=0.5)", "swap exchanges regions of the whole tensor");
+  expect_refusal("relative_gaussian(strength=0.1, rule.gradient=masked)", "masked is for faults that force a constant");
+  expect_refusal("gain(strength=0.1, rule.reevaluate=true)", "reevaluate");
+  expect_refusal("quantize(format=mxfp4, scheme=affine)", "affine applies to the int formats");
+  expect_refusal("quantize(format=mxfp4, granularity=row)", "does not apply");
+  expect_refusal("quantize(format=bfp, block=24)", "8, 16, 32, 64, 128 or 256");
+  expect_refusal("{name: z, what: {kind: zero}, schedule: {kind: constant}}", "no strength that a schedule could change");
+  expect_refusal("zero", "where", RuleUse::kInPlan);
+  expect_refusal("zero @ operator=mm,module=x", "one of them", RuleUse::kInPlan);
+}
+
+TEST(Rule, RefusesMalformedShortForms) {
+  for (const char* text : {"", "(", "zero(", "zero)", "zero(x)", "zero(=1)", "zero(a=1,a=2)", "zero(extent.fraction=0.5, extent.fraction=0.5)", "zero(a='x)", "zero(a=[1,2)", "@ operator=mm", "zero(a.b.c=1)"}) {
+    EXPECT_NE(refusal(text), "accepted") << text;
+  }
+}
+
+TEST(Lowering, RefusesABitBeyondTheDtype) {
+  const Rule rule = parse_rule("stuck_at(bit=20)", RuleUse::kOnTensor);
+  EXPECT_NO_THROW(lower_fault(rule, {Dtype::kFloat32, 8, 8}, {}, {}));
+  try {
+    lower_fault(rule, {Dtype::kBFloat16, 8, 8}, {}, {});
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "rule 'stuck_at': bit 20 does not exist in bf16; its bits are 0 to 15");
+  }
+}
+
+TEST(Lowering, RefusesATruncationThatCutsNothing) {
+  EXPECT_THROW(lower_fault(parse_rule("truncate(bits=7)", RuleUse::kOnTensor), {Dtype::kBFloat16, 8, 8}, {}, {}), UsageError);
+  EXPECT_NO_THROW(lower_fault(parse_rule("truncate(bits=7)", RuleUse::kOnTensor), {Dtype::kFloat16, 8, 8}, {}, {}));
+}
+
+// Lesson 55: published strengths of 1e-5 and 1e-4 changed not one bf16 element.
+TEST(Resolution, RefusesAStrengthThatBf16CannotShow) {
+  for (const char* strength : {"1e-5", "1e-4", "3e-4"}) {
+    const Rule rule = parse_rule(std::string("relative_gaussian(strength=") + strength + ")", RuleUse::kOnTensor);
+    EXPECT_THROW(check_visible(rule, Dtype::kBFloat16), UsageError) << strength;
+    EXPECT_NO_THROW(check_visible(rule, Dtype::kFloat32)) << strength;
+  }
+  EXPECT_NO_THROW(check_visible(parse_rule("relative_gaussian(strength=1e-3)", RuleUse::kOnTensor), Dtype::kBFloat16));
+  EXPECT_NO_THROW(check_visible(parse_rule("relative_gaussian(strength=1e-4, rule.rounding=stochastic)", RuleUse::kOnTensor), Dtype::kBFloat16));
+  EXPECT_NO_THROW(check_visible(parse_rule("relative_gaussian(strength=1e-4, rule.expect=invisible)", RuleUse::kOnTensor), Dtype::kBFloat16));
+}
+
+TEST(Resolution, PredictsTheStrengthAfterRounding) {
+  const auto ratio = [](double strength) {
+    const Rule rule = parse_rule("relative_gaussian(strength=" + std::to_string(strength) + ")", RuleUse::kOnTensor);
+    return predict_visibility(rule, Dtype::kBFloat16)->relative_rms / strength;
+  };
+  EXPECT_NEAR(ratio(1e-3), 0.50, 0.03);
+  EXPECT_NEAR(ratio(3e-3), 1.12, 0.02);
+  EXPECT_NEAR(ratio(1e-2), 1.01, 0.01);
+}
+
+}  // namespace
+}  // namespace faultline

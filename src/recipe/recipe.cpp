@@ -1,0 +1,59 @@
+#include "recipe/recipe.h"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <set>
+
+#include "base/override.h"
+
+namespace faultline {
+namespace {
+
+// A rule's name is part of its random identity: two rules of one name would draw the same numbers.
+std::string check_names(const Node& faults) {
+  std::set<std::string> seen;
+  for (const Node& rule : faults.items()) {
+    const std::string& name = rule.at("name").as_string();
+    if (!seen.insert(name).second) return fmt::format("two rules are named '{}'; names must differ", name);
+  }
+  return "";
+}
+
+void register_once() {
+  SectionRegistry& registry = SectionRegistry::global();
+  registry.add("model", Schema::string({.min = 1}),
+               {.default_value = Node("default"), .doc = "a folder, a .gguf file, or default"});
+  registry.add("seed", Schema::integer({.min = 0}),
+               {.default_value = Node(0), .doc = "every random number follows from it"});
+  registry.add("phases", phases_schema(), {.doc = "in which phases the faults act"});
+  registry.add("faults", Schema::list(rule_schema(RuleUse::kInPlan)).check(check_names),
+               {.default_value = Node::list(), .doc = "the rules, in the order in which they apply at a site"});
+}
+
+}  // namespace
+
+void register_recipe_sections() {
+  static std::once_flag once;
+  std::call_once(once, register_once);
+}
+
+Schema recipe_schema() {
+  register_recipe_sections();
+  return SectionRegistry::global().recipe_schema();
+}
+
+Node load_recipe(const std::filesystem::path& path, std::span<const std::string> overrides) {
+  const Schema schema = recipe_schema();
+  const Node recipe = validate(apply_overrides(load_config(path), overrides, &schema), schema);
+  (void)read_rules(recipe);
+  return recipe;
+}
+
+std::vector<Rule> read_rules(const Node& recipe) {
+  std::vector<Rule> rules;
+  for (const Node& rule : recipe.at("faults").items()) rules.push_back(read_rule(rule));
+  return rules;
+}
+
+}  // namespace faultline
