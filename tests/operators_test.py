@@ -197,7 +197,7 @@ def test_a_ledger_or_row_keys_on_another_device_are_refused(form):
 
 def test_ledgers_and_row_keys_of_the_wrong_shape_are_refused():
     x = normal(4, 8)
-    refused(["ledger", "16"], faultline.apply, x, "gain(strength=0.1)", ledger=torch.zeros(8, dtype=torch.float64))
+    refused(["ledger", "448"], faultline.apply, x, "gain(strength=0.1)", ledger=torch.zeros(8, dtype=torch.float64))
     refused(["ledger", "Float"], faultline.apply, x, "gain(strength=0.1)", ledger=torch.zeros(16))
     keyed = "relative_gaussian(strength=0.1, rule.keyed_by=row)"
     refused(["row_keys", "4"], faultline.apply, x, keyed, row_keys=torch.zeros(3, dtype=torch.int64))
@@ -627,6 +627,6 @@ def test_the_ledgers_columns_are_those_of_the_header():
     body = open(header, encoding="utf-8").read().split("enum LedgerColumn : int {")[1].split("};")[0]
     names = [line.split(",")[0].strip()[1:] for line in body.splitlines() if line.strip().startswith("k")]
     snake = ["".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_") for name in names]
-    assert [*faultline.LEDGER_COLUMNS[:-1], "ledger_reserved", "ledger_columns"] == snake
+    assert [*faultline.LEDGER_COLUMNS, "ledger_columns"] == snake
     with pytest.raises(ValueError, match="16"):
         faultline.read_ledger(torch.zeros(3))

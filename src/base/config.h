@@ -48,7 +48,8 @@ class Node {
   template <std::same_as<bool> Boolean>
   Node(Boolean value);
   template <std::integral Integer>
-  requires(!std::same_as<Integer, bool>) Node(Integer value);
+    requires(!std::same_as<Integer, bool>)
+  Node(Integer value);
   Node(double value);
   Node(std::string value);
   Node(std::string_view value);
@@ -123,7 +124,8 @@ template <std::same_as<bool> Boolean>
 Node::Node(Boolean value) : value_(value) {}
 
 template <std::integral Integer>
-requires(!std::same_as<Integer, bool>) Node::Node(Integer value) : value_(static_cast<std::int64_t>(value)) {
+  requires(!std::same_as<Integer, bool>)
+Node::Node(Integer value) : value_(static_cast<std::int64_t>(value)) {
   FL_ASSERT(std::in_range<std::int64_t>(value));
 }
 

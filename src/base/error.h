@@ -1,5 +1,5 @@
-// Errors have two audiences. A mistake of the user (a bad parameter, an unknown key, a missing file) is thrown as one of
-// the types below: a sentence that names the place, what was wanted, what came, and the remedy; the program turns it
+// Errors have two audiences. A mistake of the user (a bad parameter, an unknown key, a missing file) is thrown as one
+// of the types below: a sentence that names the place, what was wanted, what came, and the remedy; the program turns it
 // into the exit code the type carries. A mistake of ours is an FL_ASSERT.
 #pragma once
 
@@ -50,7 +50,7 @@ class InternalError : public std::logic_error {
 
 }  // namespace faultline
 
-#define FL_ASSERT(condition)                                                    \
-  do {                                                                          \
+#define FL_ASSERT(condition)                                                         \
+  do {                                                                               \
     if (!(condition)) ::faultline::assertion_failed(#condition, __FILE__, __LINE__); \
   } while (false)

@@ -1,5 +1,5 @@
-// Arithmetic that must give the same bits on a CPU and on a GPU is written once, in headers whose functions carry FL_HD.
-// They are always inlined, so each instruction-set build of a kernel file gets its own copy, and they use only
+// Arithmetic that must give the same bits on a CPU and on a GPU is written once, in headers whose functions carry
+// FL_HD. They are always inlined, so each instruction-set build of a kernel file gets its own copy, and they use only
 // operations that IEEE 754 defines exactly: + - * / sqrt, explicit fused multiply-add, comparisons and integers. Host
 // files that include them are compiled with -ffp-contract=off, device files with -fmad=false.
 #pragma once

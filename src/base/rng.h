@@ -1,6 +1,7 @@
-// Counter-based random numbers: Philox4x32 (Salmon et al., SC'11). A draw is a pure function of (key, counter), so it does
-// not depend on device, launch shape, thread count or on what was drawn before, and nothing has to be saved to resume.
-// Ten rounds, as published with a safety margin; known-answer vectors of the reference implementation are in rng_test.
+// Counter-based random numbers: Philox4x32 (Salmon et al., SC'11). A draw is a pure function of (key, counter), so it
+// does not depend on device, launch shape, thread count or on what was drawn before, and nothing has to be saved to
+// resume. Ten rounds, as published with a safety margin; known-answer vectors of the reference implementation are in
+// rng_test.
 #pragma once
 
 #include "base/host_device.h"

@@ -10,12 +10,14 @@ Schema schema_of(const ScheduleParameter& parameter) {
   if (parameter.type == "int") return Schema::integer();
   if (parameter.type == "bool") return Schema::boolean();
   if (parameter.name == "zones") {
-    return Schema::list(Schema::map()
-                            .field("first_layer", Schema::integer({.min = 0}), {.required = true, .doc = "counted from 0"})
-                            .field("last_layer", Schema::integer({.min = 0}), {.required = true, .doc = "included"})
-                            .field("early", Schema::number({.min = 0}), {.default_value = Node(1.0), .doc = "multiplier before late_from"})
-                            .field("late", Schema::number({.min = 0}), {.default_value = Node(1.0), .doc = "multiplier after it"}),
-                        {.min = 1});
+    return Schema::list(
+        Schema::map()
+            .field("first_layer", Schema::integer({.min = 0}), {.required = true, .doc = "counted from 0"})
+            .field("last_layer", Schema::integer({.min = 0}), {.required = true, .doc = "included"})
+            .field("early", Schema::number({.min = 0}),
+                   {.default_value = Node(1.0), .doc = "multiplier before late_from"})
+            .field("late", Schema::number({.min = 0}), {.default_value = Node(1.0), .doc = "multiplier after it"}),
+        {.min = 1});
   }
   return Schema::list(Schema::number());
 }
@@ -27,7 +29,8 @@ std::vector<double> numbers(const Node& list) {
 }
 
 LayerZone read_zone(const Node& zone) {
-  return {zone.at("first_layer").as_integer(), zone.at("last_layer").as_integer(), zone.at("early").as_number(), zone.at("late").as_number()};
+  return {zone.at("first_layer").as_integer(), zone.at("last_layer").as_integer(), zone.at("early").as_number(),
+          zone.at("late").as_number()};
 }
 
 }  // namespace
@@ -37,7 +40,9 @@ Schema schedule_schema() {
   for (const ScheduleInfo& info : schedule_infos()) {
     Schema map = Schema::map();
     for (const ScheduleParameter& parameter : info.parameters) {
-      map = map.field(parameter.name, schema_of(parameter), {.doc = parameter.meaning + " (" + parameter.range + "; default " + parameter.default_value + ")"});
+      map =
+          map.field(parameter.name, schema_of(parameter),
+                    {.doc = parameter.meaning + " (" + parameter.range + "; default " + parameter.default_value + ")"});
     }
     kinds.emplace_back(info.name, map.described_as(info.formula));
   }

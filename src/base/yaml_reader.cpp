@@ -1,6 +1,6 @@
-// YAML, read through libyaml's events: they carry positions, leave aliases to us, and let a hostile file be refused while
-// it is being read. libyaml speaks YAML 1.1, but only plain scalars differ in what we accept, and those are resolved
-// here, by the core schema of YAML 1.2.
+// YAML, read through libyaml's events: they carry positions, leave aliases to us, and let a hostile file be refused
+// while it is being read. libyaml speaks YAML 1.1, but only plain scalars differ in what we accept, and those are
+// resolved here, by the core schema of YAML 1.2.
 #include <fmt/format.h>
 #include <yaml.h>
 
@@ -83,17 +83,22 @@ std::string explain(std::string_view problem) {
       {"did not find expected '-' indicator", "expected the next '- ' here; check the indentation"},
       {"found unexpected end of stream", "the quoted string is not closed"},
       {"found unexpected document indicator", "the quoted string is not closed"},
-      {"mapping values are not allowed in this context", "a ':' is not allowed here; quote the value, or check the indentation"},
-      {"block sequence entries are not allowed in this context", "a '- ' is not allowed here; start the list on a new line"},
+      {"mapping values are not allowed in this context",
+       "a ':' is not allowed here; quote the value, or check the indentation"},
+      {"block sequence entries are not allowed in this context",
+       "a '- ' is not allowed here; start the list on a new line"},
       {"found character that cannot start any token", "a value cannot start with this character; quote it"},
-      {"did not find expected <document start>", "text after the end of the document; check the indentation (one document a file)"}};
+      {"did not find expected <document start>",
+       "text after the end of the document; check the indentation (one document a file)"}};
   const auto found = kWords.find(problem);
   return std::string(found == kWords.end() ? problem : found->second);
 }
 
 Place place_of(const yaml_mark_t& mark) { return {static_cast<int>(mark.line) + 1, static_cast<int>(mark.column) + 1}; }
 
-std::string_view text_of(const yaml_char_t* text) { return text == nullptr ? std::string_view() : reinterpret_cast<const char*>(text); }
+std::string_view text_of(const yaml_char_t* text) {
+  return text == nullptr ? std::string_view() : reinterpret_cast<const char*>(text);
+}
 
 // One event of the parser, freed when it goes.
 struct Event {
@@ -113,7 +118,8 @@ struct Event {
 
 class YamlReader {
  public:
-  YamlReader(const std::string& source, std::shared_ptr<const std::string> file) : source_(source), builder_(std::move(file)) {
+  YamlReader(const std::string& source, std::shared_ptr<const std::string> file)
+      : source_(source), builder_(std::move(file)) {
     if (!yaml_parser_initialize(&parser_)) throw std::bad_alloc();
     yaml_parser_set_input_string(&parser_, reinterpret_cast<const unsigned char*>(source.data()), source.size());
     yaml_parser_set_encoding(&parser_, YAML_UTF8_ENCODING);
@@ -174,20 +180,25 @@ void YamlReader::take(const yaml_event_t& event) {
 
 void YamlReader::begin_document(const yaml_event_t& event) {
   if (documents_++ > 0) {
-    throw ReadFailure(place_of(event.start_mark), "text after the end of the document; check the indentation (one document a file)");
+    throw ReadFailure(place_of(event.start_mark),
+                      "text after the end of the document; check the indentation (one document a file)");
   }
 }
 
 void YamlReader::refuse_tag(const yaml_event_t& event, std::string_view tag) const {
   if (tag.empty() || tag == "!") return;
-  throw ReadFailure(place_of(event.start_mark), fmt::format("tags are not supported, got {}; quote a value to make it a string", describe_text(tag)));
+  throw ReadFailure(
+      place_of(event.start_mark),
+      fmt::format("tags are not supported, got {}; quote a value to make it a string", describe_text(tag)));
 }
 
 void YamlReader::refuse_as_key(const yaml_event_t& event, std::string_view what) const {
-  if (builder_.wants_key()) throw ReadFailure(place_of(event.start_mark), fmt::format("a key must be a string, got {}", what));
+  if (builder_.wants_key())
+    throw ReadFailure(place_of(event.start_mark), fmt::format("a key must be a string, got {}", what));
 }
 
-void YamlReader::begin(std::string_view what, const yaml_event_t& event, std::string_view tag, std::string_view anchor) {
+void YamlReader::begin(std::string_view what, const yaml_event_t& event, std::string_view tag,
+                       std::string_view anchor) {
   refuse_as_key(event, what);
   refuse_tag(event, tag);
   open_anchors_.emplace_back(anchor);
@@ -199,7 +210,8 @@ void YamlReader::take_alias(const yaml_event_t& event) {
   const auto found = anchors_.find(name);
   if (found == anchors_.end()) {
     const bool open = std::find(open_anchors_.begin(), open_anchors_.end(), name) != open_anchors_.end();
-    throw ReadFailure(place_of(event.start_mark), open ? "an alias must not stand inside what it names" : "the alias names an anchor that is not defined above it");
+    throw ReadFailure(place_of(event.start_mark), open ? "an alias must not stand inside what it names"
+                                                       : "the alias names an anchor that is not defined above it");
   }
   builder_.subtree(found->second, place_of(event.start_mark));
 }
@@ -208,7 +220,8 @@ void YamlReader::take_key(const yaml_event_t& event, bool plain, const std::stri
   const Place place = place_of(event.start_mark);
   if (plain && text == "<<") throw ReadFailure(place, "merge keys (<<) are not supported; write the keys out");
   if (plain && resolve_plain_scalar(text).is_null()) refuse_as_key(event, "nothing (null)");
-  if (plain && !resolve_plain_scalar(text).is_string()) refuse_as_key(event, fmt::format("{}; quote it: \"{}\"", text, text));
+  if (plain && !resolve_plain_scalar(text).is_string())
+    refuse_as_key(event, fmt::format("{}; quote it: \"{}\"", text, text));
   builder_.key(text, place);
 }
 

@@ -38,13 +38,16 @@ bool has_own_memory(const at::Tensor& x) {
   return true;
 }
 
-void check_companion(const std::optional<at::Tensor>& tensor, const at::Tensor& x, const char* name, at::ScalarType dtype, int64_t size) {
+void check_companion(const std::optional<at::Tensor>& tensor, const at::Tensor& x, const char* name,
+                     at::ScalarType dtype, int64_t size) {
   if (!tensor) return;
   if (tensor->device() != x.device()) {
-    throw UsageError(fmt::format("{} is on {}, the tensor on {}; put both on one device", name, tensor->device().str(), x.device().str()));
+    throw UsageError(fmt::format("{} is on {}, the tensor on {}; put both on one device", name, tensor->device().str(),
+                                 x.device().str()));
   }
   if (tensor->scalar_type() != dtype || tensor->numel() != size || !tensor->is_contiguous()) {
-    throw UsageError(fmt::format("{} must be a contiguous {} tensor of {} elements; got {} of {}", name, c10::toString(dtype), size, c10::toString(tensor->scalar_type()), tensor->numel()));
+    throw UsageError(fmt::format("{} must be a contiguous {} tensor of {} elements; got {} of {}", name,
+                                 c10::toString(dtype), size, c10::toString(tensor->scalar_type()), tensor->numel()));
   }
 }
 
@@ -53,8 +56,10 @@ void check_companions(const at::Tensor& x, const Rule& rule, const CallTensors& 
   check_companion(tensors.control, x, "control", at::kInt, sizeof(Control) / 4);
   check_companion(tensors.ledger, x, "ledger", at::kLong, kLedgerWords);
   check_companion(tensors.row_keys, x, "row_keys", at::kLong, shape.columns == 0 ? 0 : shape.elements / shape.columns);
-  if (tensors.row_keys && !rule.keyed_by_row) throw UsageError(fmt::format("row_keys were given, but rule '{}' is not keyed_by: row", rule.name));
-  if (rule.keyed_by_row && shape.columns >= (int64_t{1} << 26)) throw UsageError(fmt::format("keyed_by: row works up to 2^26 columns; this tensor has {}", shape.columns));
+  if (tensors.row_keys && !rule.keyed_by_row)
+    throw UsageError(fmt::format("row_keys were given, but rule '{}' is not keyed_by: row", rule.name));
+  if (rule.keyed_by_row && shape.columns >= (int64_t{1} << 26))
+    throw UsageError(fmt::format("keyed_by: row works up to 2^26 columns; this tensor has {}", shape.columns));
 }
 
 Control control_of(const Rule& rule, const Identity& identity, const CallPoint& point) {
@@ -66,12 +71,16 @@ Control control_of(const Rule& rule, const Identity& identity, const CallPoint& 
   return control;
 }
 
-uint64_t* ledger_words(const at::Tensor& ledger) { return reinterpret_cast<uint64_t*>(ledger.mutable_data_ptr<int64_t>()); }
+uint64_t* ledger_words(const at::Tensor& ledger) {
+  return reinterpret_cast<uint64_t*>(ledger.mutable_data_ptr<int64_t>());
+}
 
-// --- CPU --------------------------------------------------------------------------------------------------------------
+// --- CPU
+// --------------------------------------------------------------------------------------------------------------
 template <class Function>
 void over_segments(const Traversal& traversal, Function&& function) {
-  const int64_t grain = std::max<int64_t>(1, 16 * traversal.segments / std::max<int64_t>(1, traversal.tiles));  // about 32k elements a task
+  const int64_t grain = std::max<int64_t>(
+      1, 16 * traversal.segments / std::max<int64_t>(1, traversal.tiles));  // about 32k elements a task
   at::parallel_for(0, traversal.segments, grain, function);
 }
 
@@ -84,13 +93,17 @@ at::Tensor cpu_reference(const FaultArguments& a, const at::Tensor& x) {
   float* out = reference.mutable_data_ptr<float>();
   const void* data = x.const_data_ptr();
   if (a.axis == Axis::kToken) {
-    at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / a.columns), [&](int64_t first, int64_t last) { kernels.row_reference(r, data, first, last, out); });
+    at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / a.columns),
+                     [&](int64_t first, int64_t last) { kernels.row_reference(r, data, first, last, out); });
   } else if (a.axis == Axis::kChannel) {
-    at::parallel_for(0, a.columns, std::max<int64_t>(64, 32768 / rows), [&](int64_t first, int64_t last) { kernels.column_reference(r, data, first, last, out); });
+    at::parallel_for(0, a.columns, std::max<int64_t>(64, 32768 / rows),
+                     [&](int64_t first, int64_t last) { kernels.column_reference(r, data, first, last, out); });
   } else {
     const Traversal traversal = make_traversal((a.elements + kChunk - 1) / kChunk);
     std::vector<double> sums(static_cast<std::size_t>(traversal.segments) * kSumColumns);
-    over_segments(traversal, [&](int64_t first, int64_t last) { kernels.segment_sums(r, traversal, first, last, data, sums.data()); });
+    over_segments(traversal, [&](int64_t first, int64_t last) {
+      kernels.segment_sums(r, traversal, first, last, data, sums.data());
+    });
     double total[kSumColumns] = {};
     for (int column = 0; column < kSumColumns; ++column) {
       double value[kTileChunks] = {};
@@ -112,25 +125,32 @@ std::vector<UnitRange> cpu_ranges(const QuantizeArguments& q, const at::Tensor& 
   if (q.format.granularity == Granularity::kTile) {
     const int64_t down = (q.rows + kFormatTile - 1) / kFormatTile, across = (q.columns + kFormatTile - 1) / kFormatTile;
     std::vector<UnitRange> ranges(static_cast<std::size_t>(down * across));
-    at::parallel_for(0, down, 1, [&](int64_t first, int64_t last) { kernels.tile_ranges(q.dtype, data, q.rows, q.columns, first, last, ranges.data()); });
+    at::parallel_for(0, down, 1, [&](int64_t first, int64_t last) {
+      kernels.tile_ranges(q.dtype, data, q.rows, q.columns, first, last, ranges.data());
+    });
     return ranges;
   }
   std::vector<UnitRange> ranges(static_cast<std::size_t>(q.rows));
-  at::parallel_for(0, q.rows, std::max<int64_t>(1, 32768 / q.columns), [&](int64_t first, int64_t last) { kernels.row_ranges(q.dtype, data, q.columns, first, last, ranges.data()); });
+  at::parallel_for(0, q.rows, std::max<int64_t>(1, 32768 / q.columns), [&](int64_t first, int64_t last) {
+    kernels.row_ranges(q.dtype, data, q.columns, first, last, ranges.data());
+  });
   if (q.format.granularity == Granularity::kRow) return ranges;
   UnitRange all;
   for (const UnitRange& range : ranges) {
-    all = {std::max(all.amax, range.amax), std::min(all.low, range.low), std::max(all.high, range.high), all.nonfinite | range.nonfinite};
+    all = {std::max(all.amax, range.amax), std::min(all.low, range.low), std::max(all.high, range.high),
+           all.nonfinite | range.nonfinite};
   }
   return {all};
 }
 
 bool needs_ranges(const FormatArguments& format) {
-  return format.kind == FormatKind::kNvfp4 || (format.granularity != Granularity::kBlock && format.kind != FormatKind::kCast);
+  return format.kind == FormatKind::kNvfp4 ||
+         (format.granularity != Granularity::kBlock && format.kind != FormatKind::kCast);
 }
 
 // Runs the lowered call on a contiguous CPU tensor. The caller has found that the fault acts.
-void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape, const Keys& keys, const Control& control, const CallTensors& tensors) {
+void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape, const Keys& keys,
+                const Control& control, const CallTensors& tensors) {
   const auto& kernels = cpu::kernels();
   Traversal traversal;
   std::vector<SegmentPartial> partials;
@@ -146,7 +166,9 @@ void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape,
     if (needs_ranges(q.format) && shape.elements > 0) ranges = cpu_ranges(q, x);
     q.ranges = ranges.data();
     SegmentPartial* rows = partial_rows();
-    over_segments(traversal, [&](int64_t first, int64_t last) { kernels.quantize(q, traversal, first, last, x.mutable_data_ptr(), rows); });
+    over_segments(traversal, [&](int64_t first, int64_t last) {
+      kernels.quantize(q, traversal, first, last, x.mutable_data_ptr(), rows);
+    });
   } else {
     FaultArguments a = lower_fault(rule, shape, keys, control);
     traversal = make_traversal((a.elements + kChunk - 1) / kChunk);
@@ -162,12 +184,15 @@ void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape,
     a.profile = rule.what.profile.get();
     a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
     SegmentPartial* rows = partial_rows();
-    over_segments(traversal, [&](int64_t first, int64_t last) { kernels.fault(a, traversal, first, last, x.mutable_data_ptr(), rows); });
+    over_segments(traversal, [&](int64_t first, int64_t last) {
+      kernels.fault(a, traversal, first, last, x.mutable_data_ptr(), rows);
+    });
   }
   if (tensors.ledger) add_to_ledger(partials, shape.elements, ledger_words(*tensors.ledger));
 }
 
-void apply_on_cpu(const at::Tensor& x, const Rule& rule, const Identity& identity, Control control, const CallTensors& tensors) {
+void apply_on_cpu(const at::Tensor& x, const Rule& rule, const Identity& identity, Control control,
+                  const CallTensors& tensors) {
   Control* row = tensors.control ? reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>()) : nullptr;
   if (row) control = started(*row);
   if (!control.armed) return;
@@ -182,7 +207,8 @@ void apply_on_cpu(const at::Tensor& x, const Rule& rule, const Identity& identit
   if (row) row->progress += kProgressPerCall;
 }
 
-// --- CUDA -------------------------------------------------------------------------------------------------------------
+// --- CUDA
+// -------------------------------------------------------------------------------------------------------------
 #ifdef FAULTLINE_WITH_CUDA
 void* current_stream(const at::Device& device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
@@ -193,11 +219,13 @@ void* current_stream(const at::Device& device) {
 const ProfileTable* device_profile(const std::shared_ptr<const ProfileTable>& profile, const at::Device& device) {
   if (!profile) return nullptr;
   static std::mutex mutex;
-  static std::map<std::pair<const ProfileTable*, int>, std::pair<std::shared_ptr<const ProfileTable>, at::Tensor>> copies;
+  static std::map<std::pair<const ProfileTable*, int>, std::pair<std::shared_ptr<const ProfileTable>, at::Tensor>>
+      copies;
   const std::lock_guard<std::mutex> lock(mutex);
   auto& entry = copies[{profile.get(), device.index()}];
   if (!entry.first) {
-    const at::Tensor bytes = at::from_blob(const_cast<ProfileTable*>(profile.get()), {static_cast<int64_t>(sizeof(ProfileTable))}, at::kByte);
+    const at::Tensor bytes = at::from_blob(const_cast<ProfileTable*>(profile.get()),
+                                           {static_cast<int64_t>(sizeof(ProfileTable))}, at::kByte);
     entry = {profile, bytes.to(device)};
   }
   return reinterpret_cast<const ProfileTable*>(entry.second.const_data_ptr<uint8_t>());
@@ -222,8 +250,10 @@ at::Tensor cuda_reference(const FaultArguments& a, const at::Tensor& x, void* st
   const int64_t count = a.axis == Axis::kToken ? a.elements / a.columns : a.axis == Axis::kChannel ? a.columns : 1;
   at::Tensor reference = at::empty({count}, x.options().dtype(at::kFloat));
   const int64_t size = cuda::reference_scratch(r, a.axis);
-  at::Tensor scratch = a.axis == Axis::kTensor ? at::zeros({size}, x.options().dtype(at::kDouble)) : at::empty({size}, x.options().dtype(at::kDouble));
-  cuda::reference(r, a.axis, x.const_data_ptr(), scratch.mutable_data_ptr<double>(), reference.mutable_data_ptr<float>(), stream);
+  at::Tensor scratch = a.axis == Axis::kTensor ? at::zeros({size}, x.options().dtype(at::kDouble))
+                                               : at::empty({size}, x.options().dtype(at::kDouble));
+  cuda::reference(r, a.axis, x.const_data_ptr(), scratch.mutable_data_ptr<double>(),
+                  reference.mutable_data_ptr<float>(), stream);
   return reference;
 }
 
@@ -232,12 +262,15 @@ at::Tensor cuda_ranges(const QuantizeArguments& q, const at::Tensor& x, void* st
   const Granularity granularity = tensor ? Granularity::kTensor : q.format.granularity;
   const int64_t tiles = ((q.rows + kFormatTile - 1) / kFormatTile) * ((q.columns + kFormatTile - 1) / kFormatTile);
   const int64_t units = tensor ? 1 : granularity == Granularity::kRow ? q.rows : tiles;
-  at::Tensor ranges = at::zeros({units, static_cast<int64_t>(sizeof(UnitRange) / sizeof(float))}, x.options().dtype(at::kFloat));
-  cuda::unit_ranges(q.dtype, granularity, q.format.kind == FormatKind::kNvfp4, x.const_data_ptr(), q.rows, q.columns, reinterpret_cast<UnitRange*>(ranges.mutable_data_ptr<float>()), stream);
+  at::Tensor ranges =
+      at::zeros({units, static_cast<int64_t>(sizeof(UnitRange) / sizeof(float))}, x.options().dtype(at::kFloat));
+  cuda::unit_ranges(q.dtype, granularity, q.format.kind == FormatKind::kNvfp4, x.const_data_ptr(), q.rows, q.columns,
+                    reinterpret_cast<UnitRange*>(ranges.mutable_data_ptr<float>()), stream);
   return ranges;
 }
 
-void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identity, const Control& control, const CallTensors& tensors) {
+void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identity, const Control& control,
+                   const CallTensors& tensors) {
   const c10::DeviceGuard guard(x.device());
   void* stream = current_stream(x.device());
   const Keys keys = make_keys(identity, rule.name);
@@ -274,7 +307,8 @@ void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identi
 #endif
 
 [[noreturn]] void refuse_device(const at::Tensor& x) {
-  throw UsageError(fmt::format("tensors on {} are not supported by this build{}; use CPU or CUDA tensors", x.device().str(), x.is_cuda() ? " (it was made without nvcc)" : ""));
+  throw UsageError(fmt::format("tensors on {} are not supported by this build{}; use CPU or CUDA tensors",
+                               x.device().str(), x.is_cuda() ? " (it was made without nvcc)" : ""));
 }
 
 }  // namespace
@@ -293,26 +327,32 @@ Dtype dtype_of(const at::Tensor& x) {
     case at::kBFloat16: return Dtype::kBFloat16;
     case at::kHalf: return Dtype::kFloat16;
     case at::kDouble: return Dtype::kFloat64;
-    default: throw UsageError(fmt::format("a fault acts on fp32, bf16, fp16 or (on a CPU) fp64; this tensor is {}", c10::toString(x.scalar_type())));
+    default:
+      throw UsageError(fmt::format("a fault acts on fp32, bf16, fp16 or (on a CPU) fp64; this tensor is {}",
+                                   c10::toString(x.scalar_type())));
   }
 }
 
-TensorShape shape_of(const at::Tensor& x) {
-  return {dtype_of(x), x.numel(), x.dim() == 0 ? 1 : x.size(-1)};
-}
+TensorShape shape_of(const at::Tensor& x) { return {dtype_of(x), x.numel(), x.dim() == 0 ? 1 : x.size(-1)}; }
 
 void check_tensor(const at::Tensor& x, const char* name) {
   if (!x.defined()) throw UsageError(fmt::format("{} is an undefined tensor", name));
-  if (x.layout() != at::kStrided) throw UsageError(fmt::format("{} is not dense: its layout is {}", name, c10::str(x.layout())));
+  if (x.layout() != at::kStrided)
+    throw UsageError(fmt::format("{} is not dense: its layout is {}", name, c10::str(x.layout())));
   const Dtype dtype = dtype_of(x);
-  if (!x.is_cpu() && dtype == Dtype::kFloat64) throw UsageError(fmt::format("{} is fp64 on {}; fp64 is supported on a CPU", name, x.device().str()));
-  if (!has_own_memory(x)) throw UsageError(fmt::format("elements of {} share memory (an expanded or overlapping view); call contiguous() first", name));
+  if (!x.is_cpu() && dtype == Dtype::kFloat64)
+    throw UsageError(fmt::format("{} is fp64 on {}; fp64 is supported on a CPU", name, x.device().str()));
+  if (!has_own_memory(x))
+    throw UsageError(
+        fmt::format("elements of {} share memory (an expanded or overlapping view); call contiguous() first", name));
 }
 
-void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point, const CallTensors& tensors) {
+void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point,
+            const CallTensors& tensors) {
   check_tensor(x, "the tensor");
   check_companions(x, rule, tensors);
-  if (point.strength && !(std::isfinite(*point.strength) && *point.strength >= 0)) throw UsageError(fmt::format("strength {} is out of range; it must be finite and at least 0", *point.strength));
+  if (point.strength && !(std::isfinite(*point.strength) && *point.strength >= 0))
+    throw UsageError(fmt::format("strength {} is out of range; it must be finite and at least 0", *point.strength));
   const Control control = control_of(rule, identity, point);
   (void)lower_fault(rule, shape_of(x), make_keys(identity, rule.name), control);  // refuses what this dtype cannot have
   const at::Tensor work = x.is_contiguous() ? x : x.contiguous();
@@ -328,10 +368,14 @@ void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, con
   if (!work.is_same(x)) x.copy_(work);
 }
 
-at::Tensor make_ledger(at::Device device) { return at::zeros({kLedgerWords}, at::TensorOptions().dtype(at::kLong).device(device)); }
+at::Tensor make_ledger(at::Device device) {
+  return at::zeros({kLedgerWords}, at::TensorOptions().dtype(at::kLong).device(device));
+}
 
 at::Tensor ledger_columns(const at::Tensor& ledger) {
-  if (ledger.scalar_type() != at::kLong || ledger.numel() != kLedgerWords) throw UsageError(fmt::format("a ledger is {} elements of int64; got {} of {}", kLedgerWords, ledger.numel(), c10::toString(ledger.scalar_type())));
+  if (ledger.scalar_type() != at::kLong || ledger.numel() != kLedgerWords)
+    throw UsageError(fmt::format("a ledger is {} elements of int64; got {} of {}", kLedgerWords, ledger.numel(),
+                                 c10::toString(ledger.scalar_type())));
   const at::Tensor words = ledger.cpu().contiguous();
   double columns[kLedgerColumns];
   decode_ledger(reinterpret_cast<const uint64_t*>(words.const_data_ptr<int64_t>()), columns);
@@ -350,7 +394,8 @@ at::Tensor make_control(const at::Device& device, const Rule& rule, const CallPo
 at::Tensor digest(const at::Tensor& x) {
   if (x.layout() != at::kStrided) throw UsageError("a digest needs a dense tensor");
   const at::Tensor bytes = x.contiguous();
-  const int64_t size = bytes.numel() * static_cast<int64_t>(bytes.element_size()), tiles = (size + kDigestTile - 1) / kDigestTile;
+  const int64_t size = bytes.numel() * static_cast<int64_t>(bytes.element_size()),
+                tiles = (size + kDigestTile - 1) / kDigestTile;
   if (x.is_cpu()) {
     std::mutex mutex;
     uint64_t total = 0;
@@ -359,14 +404,17 @@ at::Tensor digest(const at::Tensor& x) {
       const std::lock_guard<std::mutex> lock(mutex);
       total = fold61(total + part);
     });
-    return at::scalar_tensor(static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size))), at::kLong);
+    return at::scalar_tensor(
+        static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size))),
+        at::kLong);
   }
 #ifdef FAULTLINE_WITH_CUDA
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
     at::Tensor state = at::zeros({4}, x.options().dtype(at::kLong));
     auto* words = reinterpret_cast<uint64_t*>(state.mutable_data_ptr<int64_t>());
-    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words, words + 3, current_stream(x.device()));
+    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words, words + 3,
+                 current_stream(x.device()));
     return state.select(0, 3);
   }
 #endif
@@ -377,17 +425,22 @@ at::Tensor checksum(const at::Tensor& x) {
   if (x.layout() != at::kStrided) throw UsageError("a checksum needs a dense tensor");
   const at::Tensor values = x.contiguous();
   const int element_size = static_cast<int>(values.element_size());
-  if (element_size > 8) throw UsageError(fmt::format("a checksum needs elements of 1, 2, 4 or 8 bytes; {} has {}", c10::toString(x.scalar_type()), element_size));
+  if (element_size > 8)
+    throw UsageError(fmt::format("a checksum needs elements of 1, 2, 4 or 8 bytes; {} has {}",
+                                 c10::toString(x.scalar_type()), element_size));
   if (x.is_cpu()) {
     std::atomic<uint64_t> total{0};
-    at::parallel_for(0, values.numel(), 1 << 16, [&](int64_t first, int64_t last) { total += cpu::kernels().checksum(values.const_data_ptr(), element_size, first, last); });
+    at::parallel_for(0, values.numel(), 1 << 16, [&](int64_t first, int64_t last) {
+      total += cpu::kernels().checksum(values.const_data_ptr(), element_size, first, last);
+    });
     return at::scalar_tensor(static_cast<int64_t>(total.load()), at::kLong);
   }
 #ifdef FAULTLINE_WITH_CUDA
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
     at::Tensor state = at::zeros({}, x.options().dtype(at::kLong));
-    cuda::checksum(values.const_data_ptr(), element_size, values.numel(), reinterpret_cast<uint64_t*>(state.mutable_data_ptr<int64_t>()), current_stream(x.device()));
+    cuda::checksum(values.const_data_ptr(), element_size, values.numel(),
+                   reinterpret_cast<uint64_t*>(state.mutable_data_ptr<int64_t>()), current_stream(x.device()));
     return state;
   }
 #endif

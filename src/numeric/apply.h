@@ -1,6 +1,6 @@
-// Faults on tensors: what operators, taps and the command line call. A call changes the tensor in place, below autograd,
-// on the tensor's own device and current stream, and adds to a ledger row; it never synchronises. Everything is checked
-// before the first element changes.
+// Faults on tensors: what operators, taps and the command line call. A call changes the tensor in place, below
+// autograd, on the tensor's own device and current stream, and adds to a ledger row; it never synchronises. Everything
+// is checked before the first element changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,10 +25,11 @@ struct CallPoint {
   std::optional<double> strength;  // in place of the rule's leading parameter
 };
 
-void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point, const CallTensors& tensors = {});
+void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point,
+            const CallTensors& tensors = {});
 
-at::Tensor make_ledger(at::Device device);                                                    // zeros
-at::Tensor ledger_columns(const at::Tensor& ledger);                                          // float64 on the CPU, by LedgerColumn
+at::Tensor make_ledger(at::Device device);            // zeros
+at::Tensor ledger_columns(const at::Tensor& ledger);  // float64 on the CPU, by LedgerColumn
 at::Tensor make_control(const at::Device& device, const Rule& rule, const CallPoint& point);  // armed
 
 at::Tensor digest(const at::Tensor& x);    // int64 scalar on x's device; order-aware

@@ -16,8 +16,10 @@ at::Tensor normal(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
 
 TEST(Apply, RelativeGaussianHasTheAskedStrength) {
   at::Tensor x = normal({512, 1024}), y = x.clone(), ledger = make_ledger(at::kCPU);
-  apply_(y, parse_rule("relative_gaussian(strength=0.05)", RuleUse::kOnTensor), {1, "layers.0.mlp", 0}, {}, {{}, ledger, {}});
-  const double* row = ledger.const_data_ptr<double>();
+  apply_(y, parse_rule("relative_gaussian(strength=0.05)", RuleUse::kOnTensor), {1, "layers.0.mlp", 0}, {},
+         {{}, ledger, {}});
+  const at::Tensor columns = ledger_columns(ledger);
+  const double* row = columns.const_data_ptr<double>();
   EXPECT_EQ(row[kElements], 512 * 1024);
   EXPECT_NEAR(std::sqrt(row[kSumSquaredRelative] / row[kSampled]), 0.05, 0.002);
   EXPECT_NEAR(((y - x) / x).square().mean().sqrt().item<double>(), 0.05, 0.0005);

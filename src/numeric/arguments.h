@@ -34,10 +34,10 @@ inline constexpr int kFaultKinds = static_cast<int>(FaultKind::kQuantize) + 1;
 // Changes from step to step and lives in device memory where a CUDA graph must see it change (Note [Control]).
 struct Control {
   uint32_t armed = 1;
-  float strength = 0;     // the kind's leading parameter: strength, threshold, margin, probability or rate
+  float strength = 0;  // the kind's leading parameter: strength, threshold, margin, probability or rate
   uint32_t step = 0;
-  uint32_t call = 0;      // number of the first call of this step
-  uint32_t phase = 0;     // 0 … 255
+  uint32_t call = 0;   // number of the first call of this step
+  uint32_t phase = 0;  // 0 … 255
   uint32_t unused = 0;
   uint64_t row_base = 0;  // first global row of this rank, for keyed_by: row
   uint64_t progress = 0;  // kProgressPerCall a finished launch; zero at the start of a step
@@ -46,11 +46,12 @@ static_assert(sizeof(Control) == 40);
 
 // Note [Control]
 // A captured CUDA graph replays a kernel with the arguments it was captured with. Whatever may change without capturing
-// again — arming, strength, step, call number, phase, row base — is therefore read from a small device row. Callers write
-// (step, call, progress = 0) at the start of a step. The blocks of a launch together add kProgressPerCall to `progress`,
-// each as it ends and none before it has read the row; so call + progress / kProgressPerCall is the same number for all
-// blocks of a launch and one more for the next, with no block waiting for another. Replays draw fresh numbers and a
-// resumed run draws the same ones as an uninterrupted one. Without a row the value in the arguments counts.
+// again — arming, strength, step, call number, phase, row base — is therefore read from a small device row. Callers
+// write (step, call, progress = 0) at the start of a step. The blocks of a launch together add kProgressPerCall to
+// `progress`, each as it ends and none before it has read the row; so call + progress / kProgressPerCall is the same
+// number for all blocks of a launch and one more for the next, with no block waiting for another. Replays draw fresh
+// numbers and a resumed run draws the same ones as an uninterrupted one. Without a row the value in the arguments
+// counts.
 inline constexpr uint64_t kProgressPerCall = 4096;  // more than a launch has blocks
 
 FL_HD Control started(Control control) {
@@ -95,28 +96,28 @@ struct FaultArguments {
   uint64_t mask_key = 0;
   Extent extent;
   Lifetime lifetime = Lifetime::kPermanent;
-  float probability = 1;       // of a transient fault
+  float probability = 1;  // of a transient fault
   uint32_t window_from = 0, window_to = 0;
   bool stochastic_rounding = false;
   bool keyed_by_row = false;
   const int64_t* row_keys = nullptr;  // one a row, on the tensor's device; null: row_base + row
   // Parameters of the kind; each uses what it needs.
-  float factor = 1;              // spike, nondeterministic
-  bool relative = false;         // deadzone, saturate: the threshold counts in units of the reference
-  uint32_t mode = 0;             // TruncateMode, NondeterministicMode
-  uint32_t drop_bits = 0;        // truncate: mantissa bits (of the compute type) cut off
+  float factor = 1;                 // spike, nondeterministic
+  bool relative = false;            // deadzone, saturate: the threshold counts in units of the reference
+  uint32_t mode = 0;                // TruncateMode, NondeterministicMode
+  uint32_t drop_bits = 0;           // truncate: mantissa bits (of the compute type) cut off
   uint32_t bit = 0, bit_count = 1;  // bitflip: eligible bits [bit, bit + bit_count); stuck_at: bit
-  uint32_t bit_value = 0;        // stuck_at
-  uint64_t count = 0;            // bitflip: elements a call; swap: pairs
-  int64_t region = 1;            // swap: elements of a region
-  Permutation permutation;       // bitflip by count, swap
-  uint64_t flip_threshold[64];   // bitflip by rate: P(first flip at or before eligible bit j), times 2^64
+  uint32_t bit_value = 0;           // stuck_at
+  uint64_t count = 0;               // bitflip: elements a call; swap: pairs
+  int64_t region = 1;               // swap: elements of a region
+  Permutation permutation;          // bitflip by count, swap
+  uint64_t flip_threshold[64];      // bitflip by rate: P(first flip at or before eligible bit j), times 2^64
   Reference reference_kind = Reference::kNone;
   Axis axis = Axis::kToken;
   // Device pointers of one call.
-  const float* reference = nullptr;       // one a row, one, or one a column
+  const float* reference = nullptr;  // one a row, one, or one a column
   const ProfileTable* profile = nullptr;
-  const void* source = nullptr;           // swap: the tensor before
+  const void* source = nullptr;  // swap: the tensor before
 };
 
 }  // namespace faultline

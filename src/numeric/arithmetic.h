@@ -10,11 +10,17 @@
 namespace faultline {
 
 // Which random streams an element uses. A stream is part of the Philox counter; stream 0 carries the deviates.
-enum Stream : uint32_t { kGaussianStream = 0, kFirstStream = 1, kSecondStream = 2, kRoundingStream = 3, kCallStream = 7, kFlipStream = 16 };
+enum Stream : uint32_t {
+  kGaussianStream = 0,
+  kFirstStream = 1,
+  kRoundingStream = 3,
+  kCallStream = 7,
+  kFlipStream = 16
+};
 
 FL_HD constexpr bool is_bit_kind(FaultKind kind) {
-  return kind == FaultKind::kBitflip || kind == FaultKind::kStuckAt || kind == FaultKind::kNan || kind == FaultKind::kInf ||
-         kind == FaultKind::kZero || kind == FaultKind::kSwap;
+  return kind == FaultKind::kBitflip || kind == FaultKind::kStuckAt || kind == FaultKind::kNan ||
+         kind == FaultKind::kInf || kind == FaultKind::kZero || kind == FaultKind::kSwap;
 }
 FL_HD constexpr bool uses_gaussian(FaultKind kind) {
   return kind == FaultKind::kRelativeGaussian || kind == FaultKind::kAbsoluteGaussian ||
@@ -23,21 +29,27 @@ FL_HD constexpr bool uses_gaussian(FaultKind kind) {
 FL_HD constexpr bool uses_word(FaultKind kind) {
   return kind == FaultKind::kTruncate || kind == FaultKind::kSpike || kind == FaultKind::kProfile;
 }
-// Relative and absolute noise fold the strength into the table of the deviates: one multiplication a call, not an element.
+// Relative and absolute noise fold the strength into the table of the deviates: one multiplication a call, not an
+// element.
 FL_HD constexpr bool scales_table(FaultKind kind) {
   return kind == FaultKind::kRelativeGaussian || kind == FaultKind::kAbsoluteGaussian;
 }
 
-// --- counters ---------------------------------------------------------------------------------------------------------
-// The counter is (block, block's high half with phase and stream above it, call, step). The key stays the same for a site's
-// whole life, so that a kernel can be given the ten round keys instead of deriving them for each element.
-FL_HD uint32_t counter_tag(const Control& control, uint32_t stream) { return (control.phase & 0xFFu) << 16 | stream << 24; }
+// --- counters
+// --------------------------------------------------------------------------------------------------------- The counter
+// is (block, block's high half with phase and stream above it, call, step). The key stays the same for a site's whole
+// life, so that a kernel can be given the ten round keys instead of deriving them for each element.
+FL_HD uint32_t counter_tag(const Control& control, uint32_t stream) {
+  return (control.phase & 0xFFu) << 16 | stream << 24;
+}
 
 FL_HD PhiloxWords element_words(const Control& control, uint64_t key, uint64_t block, uint32_t stream) {
-  return philox(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32) | counter_tag(control, stream), control.call, control.step, key);
+  return philox(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32) | counter_tag(control, stream),
+                control.call, control.step, key);
 }
 // keyed_by: row — the row's own key takes the place of the row's position in the batch.
-FL_HD PhiloxWords row_words(const Control& control, uint64_t key, uint64_t column_block, int64_t row_key, uint32_t stream) {
+FL_HD PhiloxWords row_words(const Control& control, uint64_t key, uint64_t column_block, int64_t row_key,
+                            uint32_t stream) {
   const uint64_t mixed = mix_bits(static_cast<uint64_t>(row_key));
   return philox(static_cast<uint32_t>(column_block) | (stream << 24), static_cast<uint32_t>(mixed), control.call,
                 control.step ^ static_cast<uint32_t>(mixed >> 32), key ^ (static_cast<uint64_t>(control.phase) << 32));
@@ -52,7 +64,8 @@ FL_HD bool lifetime_acts(const FaultArguments& a, const Control& control) {
   return unit_float(element_words(control, a.noise_key, 0, kCallStream).word[0]) < a.probability;
 }
 
-// --- extent -----------------------------------------------------------------------------------------------------------
+// --- extent
+// -----------------------------------------------------------------------------------------------------------
 FL_HD bool hash_selects(uint64_t key, uint64_t index, uint32_t threshold) {
   return static_cast<uint32_t>(mix_bits(key ^ mix_bits(index)) >> 32) <= threshold;
 }
@@ -64,14 +77,16 @@ FL_HD bool extent_selects(const Extent& extent, uint64_t key, int64_t row, int64
     case Structure::kChannel: index = static_cast<uint64_t>(column); break;
     case Structure::kRow: index = static_cast<uint64_t>(row); break;
     case Structure::kTile:
-      index = (static_cast<uint64_t>(row / extent.tile_rows) << 32) ^ static_cast<uint64_t>(column / extent.tile_columns);
+      index =
+          (static_cast<uint64_t>(row / extent.tile_rows) << 32) ^ static_cast<uint64_t>(column / extent.tile_columns);
       break;
     case Structure::kLane: index = static_cast<uint64_t>(column % extent.period); break;
   }
   return hash_selects(key, index, extent.threshold);
 }
 
-// --- value kinds ------------------------------------------------------------------------------------------------------
+// --- value kinds
+// ------------------------------------------------------------------------------------------------------
 FL_HD float cut_mantissa(float x, uint32_t drop, TruncateMode mode, uint32_t word) {
   const uint32_t bits = float_bits(x), keep = ~((1u << drop) - 1u);
   const uint32_t nearest = ((1u << drop) >> 1) - 1u + ((bits >> drop) & 1u);
@@ -93,7 +108,10 @@ FL_HD float profile_error(const ProfileTable& table, uint32_t word) {
   uint32_t low = 0, high = table.knots - 1;
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
-    if (table.probability[middle] <= p) low = middle; else high = middle;
+    if (table.probability[middle] <= p)
+      low = middle;
+    else
+      high = middle;
   }
   const float width = table.probability[high] - table.probability[low];
   const float share = width > 0.0f ? (p - table.probability[low]) / width : 0.0f;
@@ -113,8 +131,10 @@ FL_HD Value fault_value(const FaultArguments& a, float scale, Value x, float g, 
   }
   if constexpr (kKind == FaultKind::kSystematicBias) return x == zero ? x : x + with_sign(static_cast<Value>(scale), x);
   if constexpr (kKind == FaultKind::kGain) return fused_multiply_add(static_cast<Value>(scale), x, x);
-  if constexpr (kKind == FaultKind::kOffset) return x + static_cast<Value>(a.relative && scale != 0.0f ? scale * reference : scale);
-  if constexpr (kKind == FaultKind::kTruncate) return cut_mantissa(x, a.drop_bits, static_cast<TruncateMode>(a.mode), word);
+  if constexpr (kKind == FaultKind::kOffset)
+    return x + static_cast<Value>(a.relative && scale != 0.0f ? scale * reference : scale);
+  if constexpr (kKind == FaultKind::kTruncate)
+    return cut_mantissa(x, a.drop_bits, static_cast<TruncateMode>(a.mode), word);
   if constexpr (kKind == FaultKind::kDeadzone) {
     return magnitude(x) < static_cast<Value>(a.relative ? scale * reference : scale) ? zero : x;
   }
@@ -125,7 +145,8 @@ FL_HD Value fault_value(const FaultArguments& a, float scale, Value x, float g, 
   if constexpr (kKind == FaultKind::kSpike) {
     return unit_float(word) < scale ? static_cast<Value>((a.factor * reference) * g) : x;
   }
-  if constexpr (kKind == FaultKind::kProfile) return fused_multiply_add(static_cast<Value>(profile_error(*a.profile, word)), x, x);
+  if constexpr (kKind == FaultKind::kProfile)
+    return fused_multiply_add(static_cast<Value>(profile_error(*a.profile, word)), x, x);
   return x;
 }
 
@@ -141,9 +162,10 @@ FL_HD float call_scale(const FaultArguments& a, const Control& control) {
   return factor;
 }
 
-// --- bit kinds --------------------------------------------------------------------------------------------------------
-// Flips each eligible bit with a rate: the position of the first flip is drawn from its exact distribution, then the
-// first flip above it, and so on until none follows. A call with no flip costs one comparison.
+// --- bit kinds
+// -------------------------------------------------------------------------------------------------------- Flips each
+// eligible bit with a rate: the position of the first flip is drawn from its exact distribution, then the first flip
+// above it, and so on until none follows. A call with no flip costs one comparison.
 template <class Bits>
 FL_HD Bits flips_at_rate(const FaultArguments& a, const Control& control, uint64_t key, uint64_t index) {
   Bits flips = 0;
@@ -163,11 +185,13 @@ FL_HD Bits flips_at_rate(const FaultArguments& a, const Control& control, uint64
 template <class Bits>
 FL_HD Bits flips_by_count(const FaultArguments& a, const Control& control, uint64_t key, uint64_t index) {
   // The permutation ranks the elements; each call takes another window of `count` ranks.
-  const uint64_t offset = mix_bits(key ^ ((static_cast<uint64_t>(control.step) << 32) | control.call)) % a.permutation.size;
+  const uint64_t offset =
+      mix_bits(key ^ ((static_cast<uint64_t>(control.step) << 32) | control.call)) % a.permutation.size;
   const uint64_t rank = permute(a.permutation, index) + offset;
   if ((rank < a.permutation.size ? rank : rank - a.permutation.size) >= a.count) return 0;
   const uint32_t word = element_words(control, key, index, kFirstStream).word[0];
-  return static_cast<Bits>(Bits{1} << (a.bit + static_cast<uint32_t>((static_cast<uint64_t>(word) * a.bit_count) >> 32)));
+  return static_cast<Bits>(
+      Bits{1} << (a.bit + static_cast<uint32_t>((static_cast<uint64_t>(word) * a.bit_count) >> 32)));
 }
 
 // The element whose old bits arrive at `index` when pairs of regions are exchanged.
@@ -186,16 +210,19 @@ FL_HD typename Type::Bits fault_bits(const FaultArguments& a, const Control& con
   using Bits = typename Type::Bits;
   if constexpr (kKind == FaultKind::kZero) return 0;
   if constexpr (kKind == FaultKind::kNan) return Type::kNan;
-  if constexpr (kKind == FaultKind::kInf) return static_cast<Bits>(Type::kInf | (bits & (Bits{1} << (Type::kWidth - 1))));
+  if constexpr (kKind == FaultKind::kInf)
+    return static_cast<Bits>(Type::kInf | (bits & (Bits{1} << (Type::kWidth - 1))));
   if constexpr (kKind == FaultKind::kStuckAt) {
     const Bits mask = static_cast<Bits>(Bits{1} << a.bit);
     return static_cast<Bits>(a.bit_value ? bits | mask : bits & ~mask);
   }
   if constexpr (kKind == FaultKind::kBitflip) {
-    const Bits flips = a.count > 0 ? flips_by_count<Bits>(a, control, key, index) : flips_at_rate<Bits>(a, control, key, index);
+    const Bits flips =
+        a.count > 0 ? flips_by_count<Bits>(a, control, key, index) : flips_at_rate<Bits>(a, control, key, index);
     return static_cast<Bits>(bits ^ flips);
   }
-  if constexpr (kKind == FaultKind::kSwap) return static_cast<const Bits*>(a.source)[swap_partner(a, static_cast<int64_t>(index))];
+  if constexpr (kKind == FaultKind::kSwap)
+    return static_cast<const Bits*>(a.source)[swap_partner(a, static_cast<int64_t>(index))];
   return bits;
 }
 

@@ -1,7 +1,7 @@
 // The digest: an order-aware fingerprint of a tensor's bytes. The bytes are cut into tiles of 16 KiB (4,096 words of 32
 // bits, the last one filled with zeros); a tile's hash is H_t = sum k_j * w_tj with fixed secret keys k_j < 2^56, and
-// D = sum alpha^t * H_t + alpha^T * kappa * (size + 1), all modulo the prime 2^61 - 1. Modular sums do not depend on their
-// order, so any launch shape gives the same value. A corruption chosen independently of the keys is missed with
+// D = sum alpha^t * H_t + alpha^T * kappa * (size + 1), all modulo the prime 2^61 - 1. Modular sums do not depend on
+// their order, so any launch shape gives the same value. A corruption chosen independently of the keys is missed with
 // probability at most 2^-56 + T / 2^61 for T tiles: two different tiles agree only if a nonzero linear form in the keys
 // vanishes, and otherwise alpha must be a root of a nonzero polynomial of degree at most T.
 // The checksum beside it is the plain integer sum that other tools print; it is blind to exchanged elements.

@@ -21,9 +21,12 @@ using Buffer = std::vector<uint8_t>;
 
 uint64_t digest_of(const Buffer& bytes) {
   const int64_t size = static_cast<int64_t>(bytes.size()), tiles = (size + kDigestTile - 1) / kDigestTile;
-  return finish_digest(cpu::kernels().digest_tiles(bytes.data(), size, 0, tiles), static_cast<uint64_t>(tiles), static_cast<uint64_t>(size));
+  return finish_digest(cpu::kernels().digest_tiles(bytes.data(), size, 0, tiles), static_cast<uint64_t>(tiles),
+                       static_cast<uint64_t>(size));
 }
-uint64_t sum_of(const Buffer& bytes) { return cpu::kernels().checksum(bytes.data(), 2, 0, static_cast<int64_t>(bytes.size() / 2)); }
+uint64_t sum_of(const Buffer& bytes) {
+  return cpu::kernels().checksum(bytes.data(), 2, 0, static_cast<int64_t>(bytes.size() / 2));
+}
 
 struct Source {
   uint64_t state;
@@ -46,14 +49,54 @@ void set_element(Buffer& b, std::size_t i, int16_t value) { std::memcpy(b.data()
 
 const std::vector<Pattern>& patterns() {
   static const std::vector<Pattern> all = {
-      {"1 bit", false, [](Buffer& b, const Buffer&, Source& r) { const auto bit = r.below(b.size() * 8); b[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8); }},
-      {"2 bits", false, [](Buffer& b, const Buffer&, Source& r) { const auto one = r.below(b.size() * 8), two = (one + 1 + r.below(b.size() * 8 - 1)) % (b.size() * 8); b[one / 8] ^= static_cast<uint8_t>(1 << one % 8); b[two / 8] ^= static_cast<uint8_t>(1 << two % 8); }},
-      {"compensating", true, [](Buffer& b, const Buffer&, Source& r) { const auto i = r.below(b.size() / 2), j = (i + 1 + r.below(b.size() / 2 - 1)) % (b.size() / 2); const auto d = static_cast<int16_t>(1 + r.below(100)); set_element(b, i, static_cast<int16_t>(element(b, i) / 2 + d)); set_element(b, j, static_cast<int16_t>(element(b, j) / 2 - d)); }},
-      {"swapped elements", true, [](Buffer& b, const Buffer&, Source& r) { const auto i = r.below(b.size() / 2), j = (i + 1 + r.below(b.size() / 2 - 1)) % (b.size() / 2); const int16_t keep = element(b, i); set_element(b, i, element(b, j)); set_element(b, j, keep); }},
-      {"swapped 4 KiB chunks", true, [](Buffer& b, const Buffer&, Source& r) { const auto chunks = b.size() / 4096; const auto i = r.below(chunks), j = (i + 1 + r.below(chunks - 1)) % chunks; std::swap_ranges(b.begin() + static_cast<long>(i * 4096), b.begin() + static_cast<long>((i + 1) * 4096), b.begin() + static_cast<long>(j * 4096)); }},
-      {"rotated", true, [](Buffer& b, const Buffer&, Source& r) { std::rotate(b.begin(), b.begin() + static_cast<long>(2 * (1 + r.below(b.size() / 2 - 1))), b.end()); }},
-      {"stale half", false, [](Buffer& b, const Buffer& stale, Source& r) { const auto half = r.below(2) * b.size() / 2; std::copy_n(stale.begin() + static_cast<long>(half), b.size() / 2, b.begin() + static_cast<long>(half)); }},
-      {"warp lane", false, [](Buffer& b, const Buffer&, Source& r) { const auto lane = r.below(32); const auto bit = static_cast<int16_t>(1 << r.below(16)); for (std::size_t i = lane; i < b.size() / 2; i += 32) set_element(b, i, static_cast<int16_t>(element(b, i) ^ bit)); }},
+      {"1 bit", false,
+       [](Buffer& b, const Buffer&, Source& r) {
+         const auto bit = r.below(b.size() * 8);
+         b[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+       }},
+      {"2 bits", false,
+       [](Buffer& b, const Buffer&, Source& r) {
+         const auto one = r.below(b.size() * 8), two = (one + 1 + r.below(b.size() * 8 - 1)) % (b.size() * 8);
+         b[one / 8] ^= static_cast<uint8_t>(1 << one % 8);
+         b[two / 8] ^= static_cast<uint8_t>(1 << two % 8);
+       }},
+      {"compensating", true,
+       [](Buffer& b, const Buffer&, Source& r) {
+         const auto i = r.below(b.size() / 2), j = (i + 1 + r.below(b.size() / 2 - 1)) % (b.size() / 2);
+         const auto d = static_cast<int16_t>(1 + r.below(100));
+         set_element(b, i, static_cast<int16_t>(element(b, i) / 2 + d));
+         set_element(b, j, static_cast<int16_t>(element(b, j) / 2 - d));
+       }},
+      {"swapped elements", true,
+       [](Buffer& b, const Buffer&, Source& r) {
+         const auto i = r.below(b.size() / 2), j = (i + 1 + r.below(b.size() / 2 - 1)) % (b.size() / 2);
+         const int16_t keep = element(b, i);
+         set_element(b, i, element(b, j));
+         set_element(b, j, keep);
+       }},
+      {"swapped 4 KiB chunks", true,
+       [](Buffer& b, const Buffer&, Source& r) {
+         const auto chunks = b.size() / 4096;
+         const auto i = r.below(chunks), j = (i + 1 + r.below(chunks - 1)) % chunks;
+         std::swap_ranges(b.begin() + static_cast<long>(i * 4096), b.begin() + static_cast<long>((i + 1) * 4096),
+                          b.begin() + static_cast<long>(j * 4096));
+       }},
+      {"rotated", true,
+       [](Buffer& b, const Buffer&, Source& r) {
+         std::rotate(b.begin(), b.begin() + static_cast<long>(2 * (1 + r.below(b.size() / 2 - 1))), b.end());
+       }},
+      {"stale half", false,
+       [](Buffer& b, const Buffer& stale, Source& r) {
+         const auto half = r.below(2) * b.size() / 2;
+         std::copy_n(stale.begin() + static_cast<long>(half), b.size() / 2, b.begin() + static_cast<long>(half));
+       }},
+      {"warp lane", false,
+       [](Buffer& b, const Buffer&, Source& r) {
+         const auto lane = r.below(32);
+         const auto bit = static_cast<int16_t>(1 << r.below(16));
+         for (std::size_t i = lane; i < b.size() / 2; i += 32)
+           set_element(b, i, static_cast<int16_t>(element(b, i) ^ bit));
+       }},
   };
   return all;
 }
@@ -93,7 +136,9 @@ TEST(Digest, MissesNoCorruptionOfThePatternTable) {
   EXPECT_EQ(unseen, exchanges) << "the plain sum is blind to exchanges";
   RecordProperty("corruptions", std::to_string(done));
   RecordProperty("misses", std::to_string(misses));
-  std::printf("digest: %lld corruptions, %lld misses; plain sum missed %lld of %lld exchanges\n", static_cast<long long>(done), static_cast<long long>(misses), static_cast<long long>(unseen), static_cast<long long>(exchanges));
+  std::printf("digest: %lld corruptions, %lld misses; plain sum missed %lld of %lld exchanges\n",
+              static_cast<long long>(done), static_cast<long long>(misses), static_cast<long long>(unseen),
+              static_cast<long long>(exchanges));
 }
 
 TEST(Digest, DependsOnTheLengthOfTrailingZeros) {
@@ -105,7 +150,9 @@ TEST(Digest, DependsOnTheLengthOfTrailingZeros) {
 TEST(Digest, OfTwoPartsAddsUpAtTileBoundaries) {
   Source r{7};
   const Buffer whole = random_buffer(5 * kDigestTile, r);
-  const auto part = [&](int64_t first, int64_t last) { return cpu::kernels().digest_tiles(whole.data(), static_cast<int64_t>(whole.size()), first, last); };
+  const auto part = [&](int64_t first, int64_t last) {
+    return cpu::kernels().digest_tiles(whole.data(), static_cast<int64_t>(whole.size()), first, last);
+  };
   EXPECT_EQ(reduce61(part(0, 5)), reduce61(fold61(part(0, 2)) + part(2, 5)));
   // D(AB) = D(A) + alpha^T D(B), before the length is added.
   const uint64_t tail = cpu::kernels().digest_tiles(whole.data() + 2 * kDigestTile, 3 * kDigestTile, 0, 3);

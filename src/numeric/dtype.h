@@ -89,7 +89,8 @@ struct Float16 {
   }
 };
 
-// Calls function with a value of the storage type: dispatch_dtype(dtype, [&](auto type) { using Type = decltype(type); … }).
+// Calls function with a value of the storage type: dispatch_dtype(dtype, [&](auto type) { using Type = decltype(type);
+// … }).
 template <class Function>
 inline __attribute__((always_inline)) auto dispatch_dtype(Dtype dtype, Function&& function) {
   switch (dtype) {

@@ -23,7 +23,8 @@ int eligible_bits(const Rule& rule, Dtype dtype) {
 
 // Some faults may rightly change nothing: flips too rare to be expected in this many elements.
 bool may_stay_silent(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers) {
-  if (rule.what.kind == FaultKind::kBitflip && rule.what.count == 0) return numbers.selected * eligible_bits(rule, dtype) * rule.what.strength < 25;
+  if (rule.what.kind == FaultKind::kBitflip && rule.what.count == 0)
+    return numbers.selected * eligible_bits(rule, dtype) * rule.what.strength < 25;
   if (rule.what.kind == FaultKind::kSpike) return numbers.selected * rule.what.strength < 25;
   return numbers.elements == 0;
 }
@@ -40,16 +41,19 @@ LedgerNumbers read_ledger(const double* row) {
     n.rms_error = std::sqrt(row[kSumSquaredError] / n.elements);
   }
   if (n.sampled > 0) n.relative_rms = std::sqrt(row[kSumSquaredRelative] / n.sampled);
-  if (row[kSumSquaredError] > 0) n.sqnr_db = 10 * std::log10(row[kSumSquaredValue] / row[kSumSquaredError]);
+  if (row[kSumSquaredError] > 0 && std::isfinite(row[kSumSquaredError]))
+    n.sqnr_db = 10 * std::log10(row[kSumSquaredValue] / row[kSumSquaredError]);
   if (n.nonzero > 0) n.survival = 1 - n.zeroed / n.nonzero;
   return n;
 }
 
 nlohmann::ordered_json to_json(const LedgerNumbers& n) {
-  nlohmann::ordered_json json = {{"calls", n.calls},         {"active_calls", n.active_calls}, {"elements", n.elements},
-                                 {"selected", n.selected},   {"changed", n.changed},           {"nonzero", n.nonzero},
-                                 {"zeroed", n.zeroed},       {"nonfinite", n.nonfinite},       {"saturated", n.saturated},
-                                 {"mean_abs_error", n.mean_abs_error}, {"rms_error", n.rms_error}, {"max_abs_error", n.max_abs_error},
+  nlohmann::ordered_json json = {{"calls", n.calls},         {"active_calls", n.active_calls},
+                                 {"elements", n.elements},   {"selected", n.selected},
+                                 {"changed", n.changed},     {"nonzero", n.nonzero},
+                                 {"zeroed", n.zeroed},       {"nonfinite", n.nonfinite},
+                                 {"saturated", n.saturated}, {"mean_abs_error", n.mean_abs_error},
+                                 {"rms_error", n.rms_error}, {"max_abs_error", n.max_abs_error},
                                  {"sampled", n.sampled},     {"survival", n.survival}};
   json["relative_rms"] = n.relative_rms ? nlohmann::ordered_json(*n.relative_rms) : nlohmann::ordered_json();
   json["sqnr_db"] = n.sqnr_db ? nlohmann::ordered_json(*n.sqnr_db) : nlohmann::ordered_json();
@@ -59,14 +63,19 @@ nlohmann::ordered_json to_json(const LedgerNumbers& n) {
 std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, double sampled) {
   const auto visibility = predict_visibility(rule, dtype);
   if (!visibility || sampled < kFewSamples) return {};
-  // The square of a normal deviate has standard deviation sqrt(2): the root of its mean over n, 1 / sqrt(2n).
-  const double spread = rule.what.kind == FaultKind::kRelativeGaussian ? kStandardErrors / std::sqrt(2 * sampled) : 1e-5;
-  return StrengthBand{visibility->relative_rms, visibility->relative_rms_low * (1 - spread), visibility->relative_rms_high * (1 + spread)};
+  // A mean of n squares strays by their standard deviation over sqrt(n); rounding of the fp32 sums by far less than
+  // 1e-5.
+  const double slack = kStandardErrors * visibility->square_spread / std::sqrt(sampled);
+  const auto bound = [&](double rms, double by) { return std::sqrt(std::max(0.0, rms * rms + by)); };
+  return StrengthBand{visibility->relative_rms, bound(visibility->relative_rms_low, -slack) * (1 - 1e-5),
+                      bound(visibility->relative_rms_high, slack) * (1 + 1e-5)};
 }
 
 std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& n) {
   std::vector<std::string> reasons;
-  const auto complain = [&](const std::string& reason) { reasons.push_back(fmt::format("rule '{}': {}", rule.name, reason)); };
+  const auto complain = [&](const std::string& reason) {
+    reasons.push_back(fmt::format("rule '{}': {}", rule.name, reason));
+  };
   if (n.calls == 0) complain("its site was never reached");
   if (n.calls > 0 && n.active_calls == 0) complain(fmt::format("its lifetime let it act in none of {} calls", n.calls));
   if (!reasons.empty()) return reasons;
@@ -74,14 +83,19 @@ std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const L
     if (n.changed > 0) complain(fmt::format("it was declared invisible, but {} elements changed", n.changed));
     return reasons;
   }
-  if (n.elements > 0 && n.selected == 0) complain("its extent selects none of the elements; raise extent.fraction or change the seed");
+  if (n.elements > 0 && n.selected == 0)
+    complain("its extent selects none of the elements; raise extent.fraction or change the seed");
   if (n.selected > 0 && n.changed == 0 && !may_stay_silent(rule, dtype, n)) complain("it changed not one bit");
-  if (rule.what.kind == FaultKind::kBitflip && rule.what.count > 0 && n.elements > 0 && n.changed != n.active_calls * static_cast<double>(rule.what.count)) {
-    complain(fmt::format("{} elements changed in {} calls where exactly {} a call were asked for", n.changed, n.active_calls, rule.what.count));
+  if (rule.what.kind == FaultKind::kBitflip && rule.what.count > 0 && n.elements > 0 &&
+      n.changed != n.active_calls * static_cast<double>(rule.what.count)) {
+    complain(fmt::format("{} elements changed in {} calls where exactly {} a call were asked for", n.changed,
+                         n.active_calls, rule.what.count));
   }
   const auto band = expected_strength(rule, dtype, n.sampled);
-  if (band && n.relative_rms && (*n.relative_rms < band->low || *n.relative_rms > band->high)) {
-    complain(fmt::format("the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", *n.relative_rms, band->low, band->high));
+  if (band && n.relative_rms && std::isfinite(*n.relative_rms) &&
+      (*n.relative_rms < band->low || *n.relative_rms > band->high)) {
+    complain(fmt::format("the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", *n.relative_rms, band->low,
+                         band->high));
   }
   return reasons;
 }

@@ -13,7 +13,8 @@
 namespace faultline {
 
 struct LedgerNumbers {
-  double calls = 0, active_calls = 0, elements = 0, selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0, saturated = 0, sampled = 0;
+  double calls = 0, active_calls = 0, elements = 0, selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0,
+         saturated = 0, sampled = 0;
   double mean_abs_error = 0;
   double rms_error = 0;
   double max_abs_error = 0;
@@ -25,8 +26,8 @@ struct LedgerNumbers {
 LedgerNumbers read_ledger(const double* columns);  // of ledger_columns()
 nlohmann::ordered_json to_json(const LedgerNumbers& numbers);
 
-// Where the realised strength must lie: exact under the dtype's rounding, widened by 6.2 standard errors of the sample
-// (a false alarm in 10^9 runs).
+// Where the realised strength must lie: exact under the dtype's rounding of normal (not subnormal) numbers, widened
+// by 6.2 standard errors of the sample (a false alarm in 10^9 runs).
 struct StrengthBand {
   double expected = 0;
   double low = 0;

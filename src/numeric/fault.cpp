@@ -19,11 +19,15 @@ Axis read_axis(const Node& what) {
 
 std::shared_ptr<const ProfileTable> read_profile(const Node& what) {
   const std::string& file = what.at("file").as_string();
-  static const Schema schema = Schema::map()
-      .field("version", Schema::integer({.min = 1, .max = 1}), {.required = true})
-      .field("dtype", Schema::string(), {.required = true})
-      .field("share_equal", Schema::number({.min = 0, .max = 1, .exclusive_max = true}), {.required = true})
-      .field("quantiles", Schema::list(Schema::list(Schema::number(), {.min = 2, .max = 2}), {.min = 2, .max = kMaxProfileKnots}), {.required = true});
+  static const Schema schema =
+      Schema::map()
+          .field("version", Schema::integer({.min = 1, .max = 1}), {.required = true})
+          .field("dtype", Schema::string(), {.required = true})
+          .field("share_equal", Schema::number({.min = 0, .max = 1, .exclusive_max = true}), {.required = true})
+          .field(
+              "quantiles",
+              Schema::list(Schema::list(Schema::number(), {.min = 2, .max = 2}), {.min = 2, .max = kMaxProfileKnots}),
+              {.required = true});
   const Node profile = validate(load_config(file), schema);
   auto table = std::make_shared<ProfileTable>();
   table->share_equal = static_cast<float>(profile.at("share_equal").as_number());
@@ -40,21 +44,27 @@ std::shared_ptr<const ProfileTable> read_profile(const Node& what) {
 }
 
 void read_bitflip(const Node& what, FaultSpec& spec) {
-  const Node *bit = what.find("bit"), *field = what.find("field"), *count = what.find("count"), *rate = what.find("rate");
+  const Node *bit = what.find("bit"), *field = what.find("field"), *count = what.find("count"),
+             *rate = what.find("rate");
   if (bit && field) throw what.error("give bit or field, not both");
-  if ((count != nullptr) == (rate != nullptr)) throw what.error("give count (elements per call) or rate (per bit), one of them");
+  if ((count != nullptr) == (rate != nullptr))
+    throw what.error("give count (elements per call) or rate (per bit), one of them");
   if (bit) spec.bit = bit->as_integer();
-  if (field) spec.field = field->as_string() == "sign" ? BitField::kSign : field->as_string() == "exponent" ? BitField::kExponent : BitField::kMantissa;
+  if (field)
+    spec.field = field->as_string() == "sign"       ? BitField::kSign
+                 : field->as_string() == "exponent" ? BitField::kExponent
+                                                    : BitField::kMantissa;
   if (count) spec.count = count->as_integer();
   if (rate) spec.strength = rate->as_number();
 }
 
 void read_saturate(const Node& what, FaultSpec& spec) {
-  const Node* limit = what.find("limit");
+  const Node *limit = what.find("limit"), *margin = what.find("margin");
+  if (limit && margin) throw what.error("give margin (relative to the maximum) or limit (absolute), not both");
   spec.axis = read_axis(what);
   spec.relative = limit == nullptr;
   spec.reference = spec.relative ? Reference::kMaxAbs : Reference::kNone;
-  spec.strength = limit ? limit->as_number() : what.at("margin").as_number();
+  spec.strength = limit ? limit->as_number() : margin ? margin->as_number() : 0.3;
 }
 
 void read_granularity(const Node& what, FormatArguments& format) {
@@ -65,15 +75,22 @@ void read_granularity(const Node& what, FormatArguments& format) {
     const std::string& name = granularity->as_string();
     const bool fits = (is_fp8 && (name == "tensor" || name == "row" || name == "tile")) ||
                       (is_int && (name == "tensor" || name == "channel" || name == "row" || name == "group"));
-    if (!fits) throw granularity->error(fmt::format("'{}' does not apply to this format; see `faultline explain quantize`", name));
-    format.granularity = name == "tensor" ? Granularity::kTensor : name == "tile" ? Granularity::kTile : name == "group" ? Granularity::kBlock : Granularity::kRow;
+    if (!fits)
+      throw granularity->error(
+          fmt::format("'{}' does not apply to this format; see `faultline explain quantize`", name));
+    format.granularity = name == "tensor"  ? Granularity::kTensor
+                         : name == "tile"  ? Granularity::kTile
+                         : name == "group" ? Granularity::kBlock
+                                           : Granularity::kRow;
   }
   if (block) {
-    if (format.kind != FormatKind::kBfp && !(is_int && format.granularity == Granularity::kBlock)) throw block->error("only bfp and int with granularity: group take a block");
+    if (format.kind != FormatKind::kBfp && !(is_int && format.granularity == Granularity::kBlock))
+      throw block->error("only bfp and int with granularity: group take a block");
     format.block = static_cast<int32_t>(block->as_integer());
   }
   if (bits) {
-    if (format.kind != FormatKind::kBfp) throw bits->error("only bfp takes bits; an integer format has them in its name");
+    if (format.kind != FormatKind::kBfp)
+      throw bits->error("only bfp takes bits; an integer format has them in its name");
     format.bits = static_cast<int32_t>(bits->as_integer());
   }
 }
@@ -86,8 +103,10 @@ void read_quantize(const Node& what, FaultSpec& spec) {
   spec.format.nan_spreads = is(what, "nonfinite", "spec");
   spec.format.affine = is(what, "scheme", "affine");
   spec.format.normal_scales = is(what, "scale_floor", "normal");
-  if (spec.format.affine && spec.format.kind != FormatKind::kInt) throw what.at("scheme").error("affine applies to the int formats");
-  if (spec.format.normal_scales && spec.format.kind != FormatKind::kNvfp4 && spec.format.kind != FormatKind::kNvfp4Single) {
+  if (spec.format.affine && spec.format.kind != FormatKind::kInt)
+    throw what.at("scheme").error("affine applies to the int formats");
+  if (spec.format.normal_scales && spec.format.kind != FormatKind::kNvfp4 &&
+      spec.format.kind != FormatKind::kNvfp4Single) {
     throw what.at("scale_floor").error("scale_floor applies to nvfp4");
   }
 }
@@ -144,14 +163,18 @@ FaultSpec read_fault(const Node& what) {
   if (const Node* factor = what.find("factor")) spec.factor = factor->as_number();
   if (what.find("axis")) spec.axis = read_axis(what);
   switch (spec.kind) {
-    case FaultKind::kScaledGaussian: spec.reference = is(what, "scale", "std") ? Reference::kStd : Reference::kMeanAbs; break;
+    case FaultKind::kScaledGaussian:
+      spec.reference = is(what, "scale", "std") ? Reference::kStd : Reference::kMeanAbs;
+      break;
     case FaultKind::kOffset:
       spec.relative = is(what, "scale", "std");
       spec.reference = spec.relative ? Reference::kStd : Reference::kNone;
       break;
     case FaultKind::kTruncate:
       spec.bits = what.at("bits").as_integer();
-      spec.mode = static_cast<uint32_t>(is(what, "mode", "zero") ? TruncateMode::kZero : is(what, "mode", "nearest") ? TruncateMode::kNearest : TruncateMode::kStochastic);
+      spec.mode = static_cast<uint32_t>(is(what, "mode", "zero")      ? TruncateMode::kZero
+                                        : is(what, "mode", "nearest") ? TruncateMode::kNearest
+                                                                      : TruncateMode::kStochastic);
       break;
     case FaultKind::kDeadzone:
       spec.strength = what.at("threshold").as_number();
@@ -175,7 +198,9 @@ FaultSpec read_fault(const Node& what) {
     case FaultKind::kNondeterministic:
       spec.reference = Reference::kStd;
       spec.strength = spec.factor;
-      spec.mode = static_cast<uint32_t>(is(what, "mode", "amplified") ? NondeterministicMode::kAmplified : is(what, "mode", "inconsistent") ? NondeterministicMode::kInconsistent : NondeterministicMode::kCorrelated);
+      spec.mode = static_cast<uint32_t>(is(what, "mode", "amplified")      ? NondeterministicMode::kAmplified
+                                        : is(what, "mode", "inconsistent") ? NondeterministicMode::kInconsistent
+                                                                           : NondeterministicMode::kCorrelated);
       break;
     case FaultKind::kProfile: spec.profile = read_profile(what); break;
     case FaultKind::kQuantize: read_quantize(what, spec); break;

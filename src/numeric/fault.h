@@ -29,8 +29,8 @@ struct FaultSpec {
   int64_t bits = 0;       // truncate: mantissa bits kept
   std::optional<int64_t> bit;
   BitField field = BitField::kAny;
-  int64_t count = 0;    // bitflip: elements a call; swap: pairs
-  int64_t length = 1;   // swap: elements of a region
+  int64_t count = 0;   // bitflip: elements a call; swap: pairs
+  int64_t length = 1;  // swap: elements of a region
   bool bit_value = false;
   FormatArguments format;
   std::string format_name;

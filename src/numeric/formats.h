@@ -9,19 +9,31 @@
 
 namespace faultline {
 
-enum class FormatKind : uint8_t { kMxfp4, kMxfp4Ceil, kMxfp8E4m3, kMxfp8E5m2, kNvfp4, kNvfp4Single, kFp8E4m3, kFp8E5m2, kInt, kBfp, kCast };
+enum class FormatKind : uint8_t {
+  kMxfp4,
+  kMxfp4Ceil,
+  kMxfp8E4m3,
+  kMxfp8E5m2,
+  kNvfp4,
+  kNvfp4Single,
+  kFp8E4m3,
+  kFp8E5m2,
+  kInt,
+  kBfp,
+  kCast
+};
 enum class Granularity : uint8_t { kBlock, kTensor, kRow, kTile };  // kTile: 128 x 128
 enum class CastTarget : uint8_t { kBf16, kFp16, kTf32 };
 
 struct FormatArguments {
   FormatKind kind = FormatKind::kMxfp4;
   Granularity granularity = Granularity::kBlock;
-  int32_t block = 32;            // elements along the last dimension
-  int32_t bits = 8;              // int, bfp
-  bool affine = false;           // int
+  int32_t block = 32;   // elements along the last dimension
+  int32_t bits = 8;     // int, bfp
+  bool affine = false;  // int
   bool stochastic = false;
-  bool nan_spreads = false;      // nonfinite: spec — a NaN or Inf makes the whole block NaN
-  bool normal_scales = false;    // nvfp4: scale_floor: normal — block scales at least 2^-6
+  bool nan_spreads = false;    // nonfinite: spec — a NaN or Inf makes the whole block NaN
+  bool normal_scales = false;  // nvfp4: scale_floor: normal — block scales at least 2^-6
   CastTarget cast = CastTarget::kBf16;
 };
 
@@ -65,9 +77,9 @@ FL_HD float to_minifloat(float a, Minifloat format, bool stochastic, uint32_t wo
 
 // The scale of one block, row, tile or tensor.
 struct Scale {
-  float multiply = 0;   // x * multiply (or x / divide) lands on the element format's grid
-  float divide = 0;     // 0: multiply; else true division, as the fp8 and int references do
-  float back = 0;       // grid value * back = dequantised value
+  float multiply = 0;  // x * multiply (or x / divide) lands on the element format's grid
+  float divide = 0;    // 0: multiply; else true division, as the fp8 and int references do
+  float back = 0;      // grid value * back = dequantised value
   float zero_point = 0;
 };
 
@@ -75,6 +87,27 @@ FL_HD Scale power_scale(int exponent) {
   return {exponent >= 127 ? 0x1p-127f : power_of_two(-exponent), 0.0f, power_of_two(exponent), 0.0f};
 }
 FL_HD int clamp_e8m0(int exponent) { return exponent < -127 ? -127 : exponent > 127 ? 127 : exponent; }
+
+// nvfp4's scale of the whole tensor, kept normal so that its reciprocal is finite. The order of operations is
+// torchao's.
+struct Nvfp4Global {
+  float scale;
+  float inverse;
+};
+FL_HD Nvfp4Global nvfp4_global(float tensor_amax) {
+  const float scale = tensor_amax / (448.0f * 6.0f);
+  const float normal = scale < 0x1p-126f ? 0x1p-126f : scale;
+  return {normal, 1.0f / normal};
+}
+FL_HD Scale nvfp4_scale(float amax, const Nvfp4Global& global, bool normal_scales) {
+  if (!(amax > 0.0f)) return {};
+  float wanted = (amax / 6.0f) / global.scale;
+  if (normal_scales && wanted < 0x1p-6f) wanted = 0x1p-6f;
+  const float block = to_minifloat(wanted, e4m3(), false, 0);
+  if (!(block > 0.0f)) return {};
+  const float multiply = global.inverse / block, back = block * global.scale;
+  return is_finite(multiply) ? Scale{multiply, 0.0f, back, 0.0f} : Scale{0.0f, back, back, 0.0f};
+}
 
 // amax: the largest finite magnitude of the unit; tensor_amax: of the tensor (nvfp4); low, high: range (affine int).
 FL_HD Scale format_scale(const FormatArguments& f, float amax, float tensor_amax, float low, float high) {
@@ -87,15 +120,8 @@ FL_HD Scale format_scale(const FormatArguments& f, float amax, float tensor_amax
     case FormatKind::kMxfp8E5m2: return power_scale(clamp_e8m0(exponent_of(amax) - 15));
     case FormatKind::kNvfp4:
     case FormatKind::kNvfp4Single: {
-      // The global scale is kept normal, so that its reciprocal is finite.
-      float global = f.kind == FormatKind::kNvfp4 ? tensor_amax / (448.0f * 6.0f) : 1.0f;
-      global = global < 0x1p-126f ? 0x1p-126f : global;
-      float wanted = (amax / 6.0f) / global;
-      if (f.normal_scales && wanted < 0x1p-6f) wanted = 0x1p-6f;
-      const float block = to_minifloat(wanted, e4m3(), false, 0);
-      if (!(block > 0.0f)) return {};
-      const float multiply = (1.0f / global) / block, back = block * global;
-      return is_finite(multiply) ? Scale{multiply, 0.0f, back, 0.0f} : Scale{0.0f, back, back, 0.0f};
+      return nvfp4_scale(amax, nvfp4_global(f.kind == FormatKind::kNvfp4 ? tensor_amax : 448.0f * 6.0f),
+                         f.normal_scales);
     }
     case FormatKind::kFp8E4m3:
     case FormatKind::kFp8E5m2: {
@@ -136,10 +162,12 @@ FL_HD float to_cast(float x, CastTarget target, bool stochastic, uint32_t word) 
 }
 
 // Signed integers with |q| <= limit, or affine levels 0 … limit around a zero point.
-FL_HD float to_integer(float scaled, const Scale& scale, float limit, bool affine, bool stochastic, uint32_t word, bool& saturated) {
+FL_HD float to_integer(float scaled, const Scale& scale, float limit, bool affine, bool stochastic, uint32_t word,
+                       bool& saturated) {
   const float a = magnitude(scaled);
   const float bounded = a < 2.0f * limit + 2.0f ? a : 2.0f * limit + 2.0f;
-  const float whole = with_sign(stochastic ? round_to_step_stochastic(bounded, 0, word) : round_to_step(bounded, 0), scaled);
+  const float whole =
+      with_sign(stochastic ? round_to_step_stochastic(bounded, 0, word) : round_to_step(bounded, 0), scaled);
   const float level = affine ? whole + scale.zero_point : whole;
   const float bottom = affine ? 0.0f : -limit;
   saturated = level < bottom || level > limit;

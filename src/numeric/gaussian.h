@@ -1,7 +1,7 @@
 // Normal deviates without a transcendental function: a segmented inverse CDF, one word per deviate. The word, made odd,
-// is a signed integer; its magnitude f picks one of sixteen segments in its octave, and z = fma(f, slope, base) with the
-// word's sign. Bits are equal
-// on every device. 32-bit words reach 6.2 sigma; 16-bit words, enough for 16-bit tensors, end at 4.17 sigma.
+// is a signed integer; its magnitude f picks one of sixteen segments in its octave, and z = fma(f, slope, base) with
+// the word's sign. Bits are equal on every device. 32-bit words reach 6.2 sigma; 16-bit words, enough for 16-bit
+// tensors, end at 4.17 sigma.
 #pragma once
 
 #include "base/host_device.h"
@@ -41,6 +41,8 @@ FL_HD float gaussian16(uint32_t word, const Segment* table) {  // 16 random bits
   return deviate_of(static_cast<int32_t>(word << 16 | 0x10000u) >> 16, table);
 }
 
-FL_HD float gaussian32(uint32_t word, const Segment* table) { return deviate_of(static_cast<int32_t>(word | 1u), table); }
+FL_HD float gaussian32(uint32_t word, const Segment* table) {
+  return deviate_of(static_cast<int32_t>(word | 1u), table);
+}
 
 }  // namespace faultline

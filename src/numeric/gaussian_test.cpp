@@ -1,4 +1,5 @@
-// The deviates: moments to the fourth order, Kolmogorov-Smirnov, tails, and independence of neighbours, calls and sites.
+// The deviates: moments to the fourth order, Kolmogorov-Smirnov, tails, and independence of neighbours, calls and
+// sites.
 #include "numeric/gaussian.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,8 @@ std::vector<double> draw32(std::size_t count, uint64_t key, uint32_t call = 0) {
   std::vector<double> values(count);
   Control control;
   control.call = call;
-  for (std::size_t i = 0; i < count; ++i) values[i] = gaussian32(element_words(control, key, i / 4, kGaussianStream).word[i % 4], kGaussian32);
+  for (std::size_t i = 0; i < count; ++i)
+    values[i] = gaussian32(element_words(control, key, i / 4, kGaussianStream).word[i % 4], kGaussian32);
   return values;
 }
 
@@ -80,7 +82,8 @@ TEST(Gaussian, FollowsTheInverseNormalDistribution) {
 TEST(Gaussian, IsUncorrelatedBetweenNeighboursCallsAndSites) {
   const std::size_t n = 1 << 20;
   const double bound = 5 / std::sqrt(static_cast<double>(n));
-  const Keys here = make_keys({1, "layers.0.mlp.down_proj", 0}, "rule"), there = make_keys({1, "layers.1.mlp.down_proj", 0}, "rule");
+  const Keys here = make_keys({1, "layers.0.mlp.down_proj", 0}, "rule"),
+             there = make_keys({1, "layers.1.mlp.down_proj", 0}, "rule");
   const auto a = draw32(n, here.noise, 0), next_call = draw32(n, here.noise, 1), other_site = draw32(n, there.noise, 0);
   EXPECT_LT(std::fabs(correlation(a, a, 1)), bound);
   EXPECT_LT(std::fabs(correlation(a, a, 4)), bound);

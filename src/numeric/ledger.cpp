@@ -32,13 +32,15 @@ void decode_ledger(const uint64_t* words, double (&columns)[kLedgerColumns]) {
   columns[kCalls] = static_cast<double>(row[kWordCalls]);
   columns[kActiveCalls] = static_cast<double>(row[kWordActive]);
   columns[kElements] = static_cast<double>(row[kWordElements]);
-  constexpr int kCountColumn[kPartialCounts] = {kSelected, kChanged, kNonzero, kZeroed, kNonfinite, kSaturated, kSampled};
+  constexpr int kCountColumn[kPartialCounts] = {kSelected,  kChanged,   kNonzero, kZeroed,
+                                                kNonfinite, kSaturated, kSampled};
   for (int k = 0; k < kPartialCounts; ++k) columns[kCountColumn[k]] = static_cast<double>(row[kWordCounts + k]);
   columns[kMaxAbsError] = bits_double(row[kWordMax]);
   constexpr int kSumColumn[kPartialSums] = {kSumAbsError, kSumSquaredError, kSumSquaredValue, kSumSquaredRelative};
   for (int k = 0; k < kPartialSums; ++k) {
     double total = 0;
-    for (int d = kDigits - 1; d >= 0; --d) total += std::ldexp(static_cast<double>(row[kWordSums + k * kDigits + d]), 32 * d + kLowestExponent);
+    for (int d = kDigits - 1; d >= 0; --d)
+      total += std::ldexp(static_cast<double>(row[kWordSums + k * kDigits + d]), 32 * d + kLowestExponent);
     columns[kSumColumn[k]] = row[kWordOverflow] != 0 ? INFINITY : total;
   }
 }

@@ -1,6 +1,6 @@
-// The evidence that a fault happened, and the one way in which it is summed. Every call adds to one ledger row of 64-bit
-// words that lives on the tensor's device. CPU and CUDA write equal words, because nothing depends on launch shape,
-// thread count or the order in which blocks finish:
+// The evidence that a fault happened, and the one way in which it is summed. Every call adds to one ledger row of
+// 64-bit words that lives on the tensor's device. CPU and CUDA write equal words, because nothing depends on launch
+// shape, thread count or the order in which blocks finish:
 //
 //   element -> chunk of 8 consecutive elements -> tile of 256 chunks -> segment: every n-th tile
 //
@@ -54,7 +54,16 @@ inline Traversal make_traversal(int64_t chunks) {
 
 // What one segment contributes.
 enum PartialSum : int { kPartialAbs, kPartialSquaredError, kPartialSquaredValue, kPartialRelative, kPartialSums };
-enum PartialCount : int { kCountSelected, kCountChanged, kCountNonzero, kCountZeroed, kCountNonfinite, kCountSaturated, kCountSampled, kPartialCounts };
+enum PartialCount : int {
+  kCountSelected,
+  kCountChanged,
+  kCountNonzero,
+  kCountZeroed,
+  kCountNonfinite,
+  kCountSaturated,
+  kCountSampled,
+  kPartialCounts
+};
 struct SegmentPartial {
   double sum[kPartialSums];
   double max;
@@ -64,11 +73,13 @@ struct SegmentPartial {
 // Note [Exact sums]
 // A ledger row is kRowWords 64-bit words: counts first (calls, active calls, elements, then PartialCount), the bits of
 // the largest |e| as a double (they order like integers), a word that is nonzero once a sum has left the range, and for
-// each PartialSum ten digits: digit i counts units of 2^(32 i - 160). A double is at most 85 bits wide once it is aligned
-// to a digit, so adding it touches three digits, each by less than 2^32: four billion segments fit before a word could
-// overflow. What lies below 2^-160 is dropped; at or above 2^160 the sum reads as infinite. A ledger holds several such
-// rows, used in turn by the segments and added when it is read: blocks that end together then do not queue for one word.
-inline constexpr int kWordCalls = 0, kWordActive = 1, kWordElements = 2, kWordCounts = 3, kWordMax = 10, kWordOverflow = 11, kWordSums = 16;
+// each PartialSum ten digits: digit i counts units of 2^(32 i - 160). A double is at most 85 bits wide once it is
+// aligned to a digit, so adding it touches three digits, each by less than 2^32: four billion segments fit before a
+// word could overflow. What lies below 2^-160 is dropped; at or above 2^160 the sum reads as infinite. A ledger holds
+// several such rows, used in turn by the segments and added when it is read: blocks that end together then do not queue
+// for one word.
+inline constexpr int kWordCalls = 0, kWordActive = 1, kWordElements = 2, kWordCounts = 3, kWordMax = 10,
+                     kWordOverflow = 11, kWordSums = 16;
 inline constexpr int kDigits = 10;
 inline constexpr int kLowestExponent = -160;
 inline constexpr int kRowWords = kWordSums + kPartialSums * kDigits;
@@ -76,7 +87,7 @@ inline constexpr int kLedgerRows = 8;
 inline constexpr int kLedgerWords = kLedgerRows * kRowWords;
 
 struct Digits {
-  int first = 0;                // digit index of the lowest
+  int first = 0;  // digit index of the lowest
   uint32_t digit[3] = {0, 0, 0};
   bool overflow = false;
 };

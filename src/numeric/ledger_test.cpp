@@ -27,7 +27,8 @@ double round_trip(const std::vector<double>& values) {
 }
 
 TEST(Ledger, AddsExactly) {
-  for (const double value : {0.0, 1.0, 0.1, static_cast<double>(3.5e-40f), 1.7e38, 0x1p-149, 0x1.fffffffffffffp+100}) EXPECT_EQ(round_trip({value}), value);
+  for (const double value : {0.0, 1.0, 0.1, static_cast<double>(3.5e-40f), 1.7e38, 0x1p-149, 0x1.fffffffffffffp+100})
+    EXPECT_EQ(round_trip({value}), value);
   EXPECT_EQ(round_trip({1e30, 1.0, 1e-30}), 1e30 + 1.0 + 1e-30);
   EXPECT_EQ(round_trip(std::vector<double>(1000, 0.1)), 1000 * 0.1);
 }
@@ -35,7 +36,9 @@ TEST(Ledger, AddsExactly) {
 TEST(Ledger, DoesNotDependOnTheOrderOfSegments) {
   std::mt19937_64 random(5);
   std::vector<double> values;
-  for (int i = 0; i < 5000; ++i) values.push_back(std::ldexp(1.0 + std::generate_canonical<double, 53>(random), static_cast<int>(random() % 200) - 100));
+  for (int i = 0; i < 5000; ++i)
+    values.push_back(
+        std::ldexp(1.0 + std::generate_canonical<double, 53>(random), static_cast<int>(random() % 200) - 100));
   const double first = round_trip(values);
   std::shuffle(values.begin(), values.end(), random);
   EXPECT_EQ(round_trip(values), first);
@@ -58,7 +61,9 @@ LedgerNumbers honest() {
 }
 
 TEST(Evidence, AcceptsAnHonestLedger) {
-  EXPECT_TRUE(missing_evidence(parse_rule("relative_gaussian(strength=0.05)", RuleUse::kOnTensor), Dtype::kFloat32, honest()).empty());
+  EXPECT_TRUE(
+      missing_evidence(parse_rule("relative_gaussian(strength=0.05)", RuleUse::kOnTensor), Dtype::kFloat32, honest())
+          .empty());
 }
 
 TEST(Evidence, ComplainsAboutAFaultThatNeverHappened) {
@@ -71,7 +76,8 @@ TEST(Evidence, ComplainsAboutAFaultThatNeverHappened) {
   };
   EXPECT_NE(complaint([](LedgerNumbers& n) { n.calls = n.active_calls = 0; }).find("never reached"), std::string::npos);
   EXPECT_NE(complaint([](LedgerNumbers& n) { n.active_calls = 0; }).find("lifetime"), std::string::npos);
-  EXPECT_NE(complaint([](LedgerNumbers& n) { n.selected = n.changed = 0; }).find("extent selects none"), std::string::npos);
+  EXPECT_NE(complaint([](LedgerNumbers& n) { n.selected = n.changed = 0; }).find("extent selects none"),
+            std::string::npos);
   EXPECT_NE(complaint([](LedgerNumbers& n) { n.changed = 0; }).find("not one bit"), std::string::npos);
   EXPECT_NE(complaint([](LedgerNumbers& n) { n.relative_rms = 0.06; }).find("realised strength"), std::string::npos);
   EXPECT_NE(complaint([](LedgerNumbers& n) { n.relative_rms = 0.04; }).find("realised strength"), std::string::npos);

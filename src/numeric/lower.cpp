@@ -23,11 +23,13 @@ void lower_bits(const Rule& rule, Dtype dtype, FaultArguments& a) {
   const int width = dtype_width(dtype), mantissa = dtype_mantissa_bits(dtype);
   const FaultSpec& what = rule.what;
   if (what.bit && *what.bit >= width) {
-    throw UsageError(fmt::format("rule '{}': bit {} does not exist in {}; its bits are 0 to {}", rule.name, *what.bit, dtype_name(dtype), width - 1));
+    throw UsageError(fmt::format("rule '{}': bit {} does not exist in {}; its bits are 0 to {}", rule.name, *what.bit,
+                                 dtype_name(dtype), width - 1));
   }
   a.bit = 0, a.bit_count = static_cast<uint32_t>(width);
   if (what.field == BitField::kSign) a.bit = static_cast<uint32_t>(width - 1), a.bit_count = 1;
-  if (what.field == BitField::kExponent) a.bit = static_cast<uint32_t>(mantissa), a.bit_count = static_cast<uint32_t>(width - 1 - mantissa);
+  if (what.field == BitField::kExponent)
+    a.bit = static_cast<uint32_t>(mantissa), a.bit_count = static_cast<uint32_t>(width - 1 - mantissa);
   if (what.field == BitField::kMantissa) a.bit_count = static_cast<uint32_t>(mantissa);
   if (what.bit) a.bit = static_cast<uint32_t>(*what.bit), a.bit_count = 1;
   a.bit_value = what.bit_value;
@@ -41,7 +43,9 @@ void lower_bits(const Rule& rule, Dtype dtype, FaultArguments& a) {
 void lower_truncate(const Rule& rule, Dtype dtype, FaultArguments& a) {
   const int mantissa = dtype_mantissa_bits(dtype);
   if (rule.what.bits >= mantissa) {
-    throw UsageError(fmt::format("rule '{}': truncate to {} mantissa bits cuts nothing in {}, which has {}; use 0 to {}", rule.name, rule.what.bits, dtype_name(dtype), mantissa, mantissa - 1));
+    throw UsageError(
+        fmt::format("rule '{}': truncate to {} mantissa bits cuts nothing in {}, which has {}; use 0 to {}", rule.name,
+                    rule.what.bits, dtype_name(dtype), mantissa, mantissa - 1));
   }
   const int compute = dtype == Dtype::kFloat64 ? 52 : 23;
   a.drop_bits = static_cast<uint32_t>(compute - rule.what.bits);
@@ -50,14 +54,18 @@ void lower_truncate(const Rule& rule, Dtype dtype, FaultArguments& a) {
 void lower_permutation(const Rule& rule, const Keys& keys, FaultArguments& a) {
   a.count = static_cast<uint64_t>(rule.what.count);
   if (rule.what.kind == FaultKind::kBitflip) {
-    if (a.count > static_cast<uint64_t>(a.elements)) throw UsageError(fmt::format("rule '{}': count {} is more than the tensor's {} elements", rule.name, a.count, a.elements));
+    if (a.count > static_cast<uint64_t>(a.elements))
+      throw UsageError(
+          fmt::format("rule '{}': count {} is more than the tensor's {} elements", rule.name, a.count, a.elements));
     a.permutation = make_permutation(static_cast<uint64_t>(a.elements), keys.noise);
     return;
   }
   a.region = rule.what.length;
   const int64_t regions = a.elements / a.region;
   if (2 * rule.what.count > regions) {
-    throw UsageError(fmt::format("rule '{}': {} pairs of regions of {} elements do not fit into {} elements; lower length or count", rule.name, rule.what.count, a.region, a.elements));
+    throw UsageError(
+        fmt::format("rule '{}': {} pairs of regions of {} elements do not fit into {} elements; lower length or count",
+                    rule.name, rule.what.count, a.region, a.elements));
   }
   a.permutation = make_permutation(static_cast<uint64_t>(regions), keys.mask);
 }
@@ -73,8 +81,12 @@ std::string_view dtype_name(Dtype dtype) {
   }
   return "?";
 }
-int dtype_width(Dtype dtype) { return dispatch_dtype(dtype, [](auto type) { return decltype(type)::kWidth; }); }
-int dtype_mantissa_bits(Dtype dtype) { return dispatch_dtype(dtype, [](auto type) { return decltype(type)::kMantissaBits; }); }
+int dtype_width(Dtype dtype) {
+  return dispatch_dtype(dtype, [](auto type) { return decltype(type)::kWidth; });
+}
+int dtype_mantissa_bits(Dtype dtype) {
+  return dispatch_dtype(dtype, [](auto type) { return decltype(type)::kMantissaBits; });
+}
 
 Keys make_keys(const Identity& identity, const std::string& rule_name) {
   const uint64_t unit = hash64(identity.site, hash64(rule_name, mix64(identity.seed, 0x6661756C74ull)));
@@ -115,7 +127,8 @@ QuantizeArguments lower_format(const Rule& rule, const TensorShape& shape, const
   q.dtype = shape.dtype;
   q.columns = shape.columns;
   q.rows = shape.columns == 0 ? 0 : shape.elements / shape.columns;
-  q.chunks_per_row = padded_chunks(shape.columns, q.format.granularity == Granularity::kBlock ? q.format.block : kChunk);
+  q.chunks_per_row =
+      padded_chunks(shape.columns, q.format.granularity == Granularity::kBlock ? q.format.block : kChunk);
   q.control = control;
   q.noise_key = keys.noise;
   q.mask_key = keys.mask;

@@ -1,5 +1,6 @@
 // A rule lowered for one tensor: the numbers its kernels need, checked against the tensor's dtype and shape. What is
-// wrong for this dtype (a bit beyond its width, a mantissa cut that cuts nothing) is refused here, before anything runs.
+// wrong for this dtype (a bit beyond its width, a mantissa cut that cuts nothing) is refused here, before anything
+// runs.
 #pragma once
 
 #include "numeric/quantize_arguments.h"

@@ -40,25 +40,31 @@ std::shared_ptr<const Rule> rule_of(const std::string& text) {
 }
 
 uint32_t counter(int64_t value, const char* name) {
-  if (value < 0 || value > 0xFFFFFFFFll) throw UsageError(std::string(name) + " " + std::to_string(value) + " is out of range; it counts from 0 to 4294967295");
+  if (value < 0 || value > 0xFFFFFFFFll)
+    throw UsageError(std::string(name) + " " + std::to_string(value) +
+                     " is out of range; it counts from 0 to 4294967295");
   return static_cast<uint32_t>(value);
 }
 
-void run_(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const CallTensors& tensors) {
+void run_(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step,
+          int64_t call, const CallTensors& tensors) {
   const auto rule = rule_of(fault);
   const Identity identity{static_cast<uint64_t>(seed), site, 0};
   check_visible(*rule, dtype_of(x));
   apply_(x, *rule, identity, {counter(step, "step"), counter(call, "call"), {}}, tensors);
 }
 
-at::Tensor& op_apply_(at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
+at::Tensor& op_apply_(at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step,
+                      int64_t call, const std::optional<at::Tensor>& ledger,
+                      const std::optional<at::Tensor>& row_keys) {
   return translated([&]() -> at::Tensor& {
     run_(x, fault, seed, site, step, call, {{}, ledger, row_keys});
     return x;
   });
 }
 
-at::Tensor op_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
+at::Tensor op_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step,
+                    int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
   return translated([&] {
     check_tensor(x, "the tensor");
     at::Tensor y = x.clone(at::MemoryFormat::Contiguous);
@@ -68,7 +74,9 @@ at::Tensor op_apply(const at::Tensor& x, const std::string& fault, int64_t seed,
 }
 
 // The form for taps and CUDA graphs: what changes from call to call is read from the control row on the device.
-void op_inject_(at::Tensor& x, const at::Tensor& control, const std::optional<at::Tensor>& ledger, const std::string& fault, int64_t seed, const std::string& site, const std::optional<at::Tensor>& row_keys) {
+void op_inject_(at::Tensor& x, const at::Tensor& control, const std::optional<at::Tensor>& ledger,
+                const std::string& fault, int64_t seed, const std::string& site,
+                const std::optional<at::Tensor>& row_keys) {
   translated([&] {
     const auto rule = rule_of(fault);
     apply_(x, *rule, {static_cast<uint64_t>(seed), site, 0}, {}, {control, ledger, row_keys});
@@ -94,76 +102,109 @@ at::Tensor op_checksum(const at::Tensor& x) {
   return translated([&] { return checksum(x); });
 }
 
-// --- Meta -------------------------------------------------------------------------------------------------------------
-// A Meta kernel also runs when only a companion tensor is a meta tensor: that is a mistake, not a trace.
+// --- Meta
+// ------------------------------------------------------------------------------------------------------------- A Meta
+// kernel also runs when only a companion tensor is a meta tensor: that is a mistake, not a trace.
 void check_traced(const at::Tensor& x, const std::string& fault) {
   translated([&] {
-    if (!x.is_meta()) throw UsageError("ledger, control and row_keys must be on the tensor's device; one of them is a meta tensor");
+    if (!x.is_meta())
+      throw UsageError("ledger, control and row_keys must be on the tensor's device, " + x.device().str() +
+                       "; one of them is on meta");
     (void)rule_of(fault);
     (void)dtype_of(x);
   });
 }
 
-at::Tensor& meta_apply_(at::Tensor& x, const std::string& fault, int64_t, const std::string&, int64_t, int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
+at::Tensor& meta_apply_(at::Tensor& x, const std::string& fault, int64_t, const std::string&, int64_t, int64_t,
+                        const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
   check_traced(x, fault);
   return x;
 }
-at::Tensor meta_apply(const at::Tensor& x, const std::string& fault, int64_t, const std::string&, int64_t, int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
+at::Tensor meta_apply(const at::Tensor& x, const std::string& fault, int64_t, const std::string&, int64_t, int64_t,
+                      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&) {
   check_traced(x, fault);
   return at::empty_like(x, x.options(), at::MemoryFormat::Contiguous);
 }
-void meta_inject_(at::Tensor& x, const at::Tensor&, const std::optional<at::Tensor>&, const std::string& fault, int64_t, const std::string&, const std::optional<at::Tensor>&) { check_traced(x, fault); }
+void meta_inject_(at::Tensor& x, const at::Tensor&, const std::optional<at::Tensor>&, const std::string& fault, int64_t,
+                  const std::string&, const std::optional<at::Tensor>&) {
+  check_traced(x, fault);
+}
 at::Tensor meta_quantize(const at::Tensor& x, const std::string& format) {
   check_traced(x, "quantize(format=" + format + ")");
   return at::empty_like(x, x.options(), at::MemoryFormat::Contiguous);
 }
 at::Tensor meta_scalar(const at::Tensor& x) { return at::empty({}, x.options().dtype(at::kLong)); }
 
-// --- autograd ---------------------------------------------------------------------------------------------------------
-// Eight booleans a byte.
+// --- autograd
+// --------------------------------------------------------------------------------------------------------- Eight
+// booleans a byte.
 at::Tensor pack_bits(const at::Tensor& mask) {
   const c10::SymInt padding = (8 - mask.sym_numel() % 8) % 8;
   const at::Tensor bits = at::constant_pad_nd_symint(mask.reshape({-1}).to(at::kByte), {0, padding}).view({-1, 8});
-  const at::Tensor weights = at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::TensorOptions().dtype(at::kByte).device(mask.device()));
+  const at::Tensor weights =
+      at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::TensorOptions().dtype(at::kByte).device(mask.device()));
   return (bits * weights).sum(1, false, at::kByte);
 }
 
 at::Tensor unpack_bits(const at::Tensor& packed, c10::SymIntArrayRef sizes) {
-  const at::Tensor weights = at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::TensorOptions().dtype(at::kByte).device(packed.device()));
+  const at::Tensor weights =
+      at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::TensorOptions().dtype(at::kByte).device(packed.device()));
   const at::Tensor bits = packed.unsqueeze(1).bitwise_and(weights).ne(0).reshape({-1});
   return bits.narrow_symint(0, 0, c10::multiply_integers(sizes)).view_symint(sizes);
 }
 
 // The operator again, below autograd, so that Meta and fake tensors find their own kernels.
-at::Tensor redispatch_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("faultline::apply", "").typed<decltype(op_apply)>();
+at::Tensor redispatch_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site,
+                            int64_t step, int64_t call, const std::optional<at::Tensor>& ledger,
+                            const std::optional<at::Tensor>& row_keys) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("faultline::apply", "").typed<decltype(op_apply)>();
   return op.call(x, fault, seed, site, step, call, ledger, row_keys);
 }
 
 // Where the fault forces a constant. Found by applying it to a copy in which zeros are replaced by the smallest number,
 // so that a zero inside the zone is seen to be forced too.
-at::Tensor forced_mask(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& row_keys) {
-  const double tiny = x.scalar_type() == at::kDouble ? 0x1p-1074 : x.scalar_type() == at::kHalf ? 0x1p-24 : x.scalar_type() == at::kBFloat16 ? 0x1p-133 : 0x1p-149;
+at::Tensor forced_mask(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site,
+                       int64_t step, int64_t call, const std::optional<at::Tensor>& row_keys) {
+  const double tiny = x.scalar_type() == at::kDouble     ? 0x1p-1074
+                      : x.scalar_type() == at::kHalf     ? 0x1p-24
+                      : x.scalar_type() == at::kBFloat16 ? 0x1p-133
+                                                         : 0x1p-149;
   const at::Tensor probe = at::where(x == 0, at::full_like(x, tiny), x).contiguous();
-  return redispatch_apply(probe, fault, seed, site, step, call, {}, row_keys).ne(probe).logical_and(probe.eq(probe));  // NaN stays NaN
+  return redispatch_apply(probe, fault, seed, site, step, call, {}, row_keys)
+      .ne(probe)
+      .logical_and(probe.eq(probe));  // NaN stays NaN
 }
 
 struct ApplyFunction : torch::autograd::Function<ApplyFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const std::string& fault,
+                            int64_t seed, const std::string& site, int64_t step, int64_t call,
+                            const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool masked = translated([&] { return rule_of(fault)->gradient == GradientRule::kMasked; });
     if (masked) context->save_for_backward({pack_bits(forced_mask(x, fault, seed, site, step, call, row_keys))});
     context->saved_data["masked"] = masked;
     return redispatch_apply(x, fault, seed, site, step, call, ledger, row_keys);
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
     at::Tensor gradient = gradients[0];
-    if (context->saved_data["masked"].toBool()) gradient = gradient.masked_fill(unpack_bits(context->get_saved_variables()[0], gradient.sym_sizes()), 0);
+    if (context->saved_data["masked"].toBool())
+      gradient = gradient.masked_fill(unpack_bits(context->get_saved_variables()[0], gradient.sym_sizes()), 0);
     return {gradient, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
-at::Tensor autograd_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
+void check_dense(const at::Tensor& x) {
+  translated([&] {
+    if (x.layout() != at::kStrided) throw UsageError("the tensor is not dense: its layout is " + c10::str(x.layout()));
+  });
+}
+
+at::Tensor autograd_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site,
+                          int64_t step, int64_t call, const std::optional<at::Tensor>& ledger,
+                          const std::optional<at::Tensor>& row_keys) {
+  check_dense(x);
   return ApplyFunction::apply(x, fault, seed, site, step, call, ledger, row_keys);
 }
 
@@ -172,12 +213,19 @@ at::Tensor autograd_quantize(const at::Tensor& x, const std::string& format) {
 }
 
 // In place, the fault acts below autograd: gradients pass straight through. What cannot be honoured is refused.
-at::Tensor& autograd_apply_(at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step, int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("faultline::apply_", "").typed<decltype(op_apply_)>();
+at::Tensor& autograd_apply_(at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site,
+                            int64_t step, int64_t call, const std::optional<at::Tensor>& ledger,
+                            const std::optional<at::Tensor>& row_keys) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("faultline::apply_", "").typed<decltype(op_apply_)>();
+  check_dense(x);
   if (x.requires_grad() && at::GradMode::is_enabled()) {
     translated([&] {
-      if (x.is_leaf()) throw UsageError("apply_ would edit a leaf that requires grad (a master weight); apply the fault to a copy with apply");
-      if (rule_of(fault)->gradient == GradientRule::kMasked) throw UsageError("apply_ acts below autograd and cannot honour gradient: masked; use apply");
+      if (x.is_leaf())
+        throw UsageError(
+            "apply_ would edit a leaf that requires grad (a master weight); apply the fault to a copy with apply");
+      if (rule_of(fault)->gradient == GradientRule::kMasked)
+        throw UsageError("apply_ acts below autograd and cannot honour gradient: masked; use apply");
     });
   }
   {
@@ -191,9 +239,15 @@ at::Tensor& autograd_apply_(at::Tensor& x, const std::string& fault, int64_t see
 }  // namespace
 
 TORCH_LIBRARY(faultline, m) {
-  m.def("apply(Tensor x, str fault, *, int seed=0, str site='', int step=0, int call=0, Tensor(a!)? ledger=None, Tensor? row_keys=None) -> Tensor");
-  m.def("apply_(Tensor(a!) x, str fault, *, int seed=0, str site='', int step=0, int call=0, Tensor(b!)? ledger=None, Tensor? row_keys=None) -> Tensor(a!)");
-  m.def("inject_(Tensor(a!) x, Tensor(b!) control, Tensor(c!)? ledger, str fault, *, int seed=0, str site='', Tensor? row_keys=None) -> ()");
+  m.def(
+      "apply(Tensor x, str fault, *, int seed=0, str site='', int step=0, int call=0, Tensor(a!)? ledger=None, Tensor? "
+      "row_keys=None) -> Tensor");
+  m.def(
+      "apply_(Tensor(a!) x, str fault, *, int seed=0, str site='', int step=0, int call=0, Tensor(b!)? ledger=None, "
+      "Tensor? row_keys=None) -> Tensor(a!)");
+  m.def(
+      "inject_(Tensor(a!) x, Tensor(b!) control, Tensor(c!)? ledger, str fault, *, int seed=0, str site='', Tensor? "
+      "row_keys=None) -> ()");
   m.def("ledger(*, Device device) -> Tensor", make_ledger);
   m.def("ledger_columns(Tensor ledger) -> Tensor", op_ledger_columns);
   m.def("control(str fault, *, int step=0, Device device) -> Tensor", op_control);
@@ -202,14 +256,14 @@ TORCH_LIBRARY(faultline, m) {
   m.def("checksum(Tensor x) -> Tensor");
 }
 
-#define FL_REGISTER(key)                \
+#define FL_REGISTER(key)                  \
   TORCH_LIBRARY_IMPL(faultline, key, m) { \
-    m.impl("apply", op_apply);          \
-    m.impl("apply_", op_apply_);        \
-    m.impl("inject_", op_inject_);      \
-    m.impl("quantize", op_quantize);    \
-    m.impl("digest", op_digest);        \
-    m.impl("checksum", op_checksum);    \
+    m.impl("apply", op_apply);            \
+    m.impl("apply_", op_apply_);          \
+    m.impl("inject_", op_inject_);        \
+    m.impl("quantize", op_quantize);      \
+    m.impl("digest", op_digest);          \
+    m.impl("checksum", op_checksum);      \
   }
 FL_REGISTER(CPU)
 FL_REGISTER(CUDA)

@@ -39,7 +39,8 @@ inline int64_t padded_chunks(int64_t columns, int32_t block) {
 FL_HD int64_t unit_index(const QuantizeArguments& q, int64_t row, int64_t column) {
   switch (q.format.granularity) {
     case Granularity::kRow: return row;
-    case Granularity::kTile: return (row / kFormatTile) * ((q.columns + kFormatTile - 1) / kFormatTile) + column / kFormatTile;
+    case Granularity::kTile:
+      return (row / kFormatTile) * ((q.columns + kFormatTile - 1) / kFormatTile) + column / kFormatTile;
     default: return 0;
   }
 }

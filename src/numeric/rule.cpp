@@ -22,50 +22,78 @@ bool parse_tile(std::string_view text, int32_t& rows, int32_t& columns) {
 
 std::string check_tile(const Node& tile) {
   int32_t rows = 0, columns = 0;
-  return parse_tile(tile.as_string(), rows, columns) ? "" : fmt::format("a tile is ROWSxCOLUMNS, each 1 to 65536, such as 16x16; got '{}'", tile.as_string());
+  return parse_tile(tile.as_string(), rows, columns)
+             ? ""
+             : fmt::format("a tile is ROWSxCOLUMNS, each 1 to 65536, such as 16x16; got '{}'", tile.as_string());
 }
 
 std::string check_extent(const Node& extent) {
   const std::string& structure = extent.at("structure").as_string();
-  if ((extent.find("tile") != nullptr) != (structure == "tile")) return "tile: RxC goes with structure: tile, and only with it";
+  if ((extent.find("tile") != nullptr) != (structure == "tile"))
+    return "tile: RxC goes with structure: tile, and only with it";
   if (extent.find("period") && structure != "lane") return "period goes with structure: lane";
   return "";
 }
 
 Schema extent_schema() {
   return Schema::map()
-      .field("fraction", Schema::number({.min = 0, .max = 1, .exclusive_min = true}), {.default_value = Node(1.0), .doc = "share of units that are broken"})
+      .field("fraction", Schema::number({.min = 0, .max = 1, .exclusive_min = true}),
+             {.default_value = Node(1.0), .doc = "share of units that are broken"})
       .field("structure", Schema::choice({"element", "channel", "row", "tile", "lane"}),
-             {.default_value = Node("element"), .doc = "what breaks together; the choice is fixed for a seed, rule and site"})
+             {.default_value = Node("element"),
+              .doc = "what breaks together; the choice is fixed for a seed, rule and site"})
       .field("tile", Schema::string().check(check_tile), {.doc = "rows x columns of a tile, 16x16"})
-      .field("period", Schema::integer({.min = 2, .max = 65536}), {.doc = "lanes repeat along the row with this period; default 32"})
+      .field("period", Schema::integer({.min = 2, .max = 65536}),
+             {.doc = "lanes repeat along the row with this period; default 32"})
       .check(check_extent);
 }
 
 Schema lifetime_schema() {
   const Schema probability = Schema::number({.min = 0, .max = 1, .exclusive_min = true});
   const Schema step = Schema::integer({.min = 0, .max = int64_t{4294967295}});
-  return Schema::tagged("kind", {{"permanent", Schema::map()},
-                                 {"transient", Schema::map().field("probability", probability, {.required = true, .doc = "per call"})},
-                                 {"window", Schema::map().field("from", step, {.required = true, .doc = "first step"}).field("to", step, {.required = true, .doc = "step after the last"}).check([](const Node& window) {
-                                    return window.at("from").as_integer() < window.at("to").as_integer() ? std::string() : std::string("the window is empty: from must be before to");
-                                  })}});
+  return Schema::tagged(
+      "kind", {{"permanent", Schema::map()},
+               {"transient", Schema::map().field("probability", probability, {.required = true, .doc = "per call"})},
+               {"window", Schema::map()
+                              .field("from", step, {.required = true, .doc = "first step"})
+                              .field("to", step, {.required = true, .doc = "step after the last"})
+                              .check([](const Node& window) {
+                                return window.at("from").as_integer() < window.at("to").as_integer()
+                                           ? std::string()
+                                           : std::string("the window is empty: from must be before to");
+                              })}});
 }
 
 std::string check_rule(const Node& rule) {
   const Node& what = rule.at("what");
   const std::string& kind = what.at("kind").as_string();
   const bool partial = rule.at("extent").at("fraction").as_number() < 1;
-  if (kind == "swap" && partial) return "what.kind swap exchanges regions of the whole tensor; extent.fraction must be 1";
-  if (kind == "bitflip" && what.find("count") && partial) return "bitflip with count picks its own elements; use rate together with an extent";
-  if (kind == "quantize" && rule.at("rounding").as_string() == "stochastic") return "quantize rounds by what.rounding; leave rounding at nearest";
+  if (kind == "swap" && partial)
+    return "what.kind swap exchanges regions of the whole tensor; extent.fraction must be 1";
+  if (kind == "bitflip" && what.find("count") && partial)
+    return "bitflip with count picks its own elements; use rate together with an extent";
+  if (kind == "quantize" && rule.at("rounding").as_string() == "stochastic")
+    return "quantize rounds by what.rounding; leave rounding at nearest";
   const bool masked_kind = kind == "deadzone" || kind == "saturate" || kind == "zero";
   if (rule.at("gradient").as_string() == "masked" && !masked_kind) {
-    return fmt::format("gradient: masked is for faults that force a constant (deadzone, saturate, zero), not for {}", kind);
+    return fmt::format("gradient: masked is for faults that force a constant (deadzone, saturate, zero), not for {}",
+                       kind);
   }
-  static const std::set<std::string> kUnscheduled = {"bitflip", "truncate", "stuck_at", "zero", "nan", "inf", "swap", "profile", "quantize"};
-  if (rule.find("schedule") && kUnscheduled.contains(kind)) return fmt::format("{} has no strength that a schedule could change", kind);
-  if (rule.at("reevaluate").as_bool() && kind != "deadzone") return "reevaluate repeats a dead zone after the rules behind it; it needs what.kind deadzone";
+  static const std::set<std::string> kDrawn = {
+      "relative_gaussian", "absolute_gaussian", "scaled_gaussian", "nondeterministic", "spike", "profile"};
+  const bool random = kDrawn.contains(kind) || (kind == "truncate" && what.at("mode").as_string() == "stochastic") ||
+                      rule.at("rounding").as_string() == "stochastic";
+  if (rule.at("keyed_by").as_string() == "row" && !random)
+    return fmt::format("keyed_by: row is for faults that draw a number for each element, not for {}", kind);
+  static const std::set<std::string> kBits = {"bitflip", "stuck_at", "zero", "nan", "inf", "swap"};
+  if (rule.at("rounding").as_string() == "stochastic" && kBits.contains(kind))
+    return fmt::format("rounding: stochastic has nothing to round in {}", kind);
+  static const std::set<std::string> kUnscheduled = {"bitflip", "truncate", "stuck_at", "zero",    "nan",
+                                                     "inf",     "swap",     "profile",  "quantize"};
+  if (rule.find("schedule") && kUnscheduled.contains(kind))
+    return fmt::format("{} has no strength that a schedule could change", kind);
+  if (rule.at("reevaluate").as_bool() && kind != "deadzone")
+    return "reevaluate repeats a dead zone after the rules behind it; it needs what.kind deadzone";
   return "";
 }
 
@@ -74,12 +102,14 @@ std::string check_rule(const Node& rule) {
 Schema phases_schema() {
   const Schema flag = Schema::boolean();
   Schema phases = Schema::map();
-  for (const char* phase : {"rollout", "actor_forward", "actor_backward", "ref", "critic", "diagnose", "race"}) phases = phases.field(phase, flag);
+  for (const char* phase : {"rollout", "actor_forward", "actor_backward", "ref", "critic", "diagnose", "race"})
+    phases = phases.field(phase, flag);
   return phases.field("eval", Schema::choice({"clean", "faulty", "both"}));
 }
 
 Schema rule_schema(RuleUse use) {
-  Schema rule = Schema::map().field("name", Schema::string({.min = 1, .max = 100}), {.required = true, .doc = "unique; part of the random identity"});
+  Schema rule = Schema::map().field("name", Schema::string({.min = 1, .max = 100}),
+                                    {.required = true, .doc = "unique; part of the random identity"});
   if (use == RuleUse::kInPlan) rule = rule.field("where", selector_schema(), {.required = true, .doc = "which sites"});
   Node extent = Node::map(), lifetime = Node::map();
   extent.set("fraction", 1.0);
@@ -88,13 +118,18 @@ Schema rule_schema(RuleUse use) {
   return rule.field("what", fault_schema(), {.required = true, .doc = "the fault and its parameters"})
       .field("extent", extent_schema(), {.default_value = extent, .doc = "which elements it may touch"})
       .field("lifetime", lifetime_schema(), {.default_value = lifetime, .doc = "when it acts"})
-      .field("gradient", Schema::choice({"straight_through", "masked"}), {.default_value = Node("straight_through"), .doc = "what backward sees of a forward fault"})
+      .field("gradient", Schema::choice({"straight_through", "masked"}),
+             {.default_value = Node("straight_through"), .doc = "what backward sees of a forward fault"})
       .field("phases", phases_schema(), {.doc = "overrides the recipe's phases"})
       .field("schedule", schedule_schema(), {.doc = "strength by step"})
-      .field("rounding", Schema::choice({"nearest", "stochastic"}), {.default_value = Node("nearest"), .doc = "final rounding to the tensor's dtype"})
-      .field("expect", Schema::choice({"visible", "invisible"}), {.default_value = Node("visible"), .doc = "invisible: assert that not one bit changes"})
-      .field("keyed_by", Schema::choice({"element", "row"}), {.default_value = Node("element"), .doc = "row: a sequence meets the same noise in any batch"})
-      .field("reevaluate", Schema::boolean(), {.default_value = Node(false), .doc = "dead zone again after the later rules, with the first threshold"})
+      .field("rounding", Schema::choice({"nearest", "stochastic"}),
+             {.default_value = Node("nearest"), .doc = "final rounding to the tensor's dtype"})
+      .field("expect", Schema::choice({"visible", "invisible"}),
+             {.default_value = Node("visible"), .doc = "invisible: assert that not one bit changes"})
+      .field("keyed_by", Schema::choice({"element", "row"}),
+             {.default_value = Node("element"), .doc = "row: a sequence meets the same noise in any batch"})
+      .field("reevaluate", Schema::boolean(),
+             {.default_value = Node(false), .doc = "dead zone again after the later rules, with the first threshold"})
       .check(check_rule);
 }
 
@@ -107,8 +142,13 @@ Rule read_rule(const Node& node) {
   rule.extent.fraction = extent.at("fraction").as_number();
   if (rule.extent.fraction < 1) {
     const std::string& structure = extent.at("structure").as_string();
-    rule.extent.structure = structure == "element" ? Structure::kElement : structure == "channel" ? Structure::kChannel : structure == "row" ? Structure::kRow : structure == "tile" ? Structure::kTile : Structure::kLane;
-    if (const Node* tile = extent.find("tile")) parse_tile(tile->as_string(), rule.extent.tile_rows, rule.extent.tile_columns);
+    rule.extent.structure = structure == "element"   ? Structure::kElement
+                            : structure == "channel" ? Structure::kChannel
+                            : structure == "row"     ? Structure::kRow
+                            : structure == "tile"    ? Structure::kTile
+                                                     : Structure::kLane;
+    if (const Node* tile = extent.find("tile"))
+      parse_tile(tile->as_string(), rule.extent.tile_rows, rule.extent.tile_columns);
     if (const Node* period = extent.find("period")) rule.extent.period = static_cast<int32_t>(period->as_integer());
   }
   const Node& lifetime = node.at("lifetime");
@@ -141,7 +181,8 @@ Rule parse_rule(std::string_view text, RuleUse use) {
   } else {
     node = expand_short_form(text);
   }
-  if (!node.find("name") && node.find("what") && node.at("what").find("kind") && node.at("what").at("kind").is_string()) {
+  if (!node.find("name") && node.find("what") && node.at("what").find("kind") &&
+      node.at("what").at("kind").is_string()) {
     node.set("name", node.at("what").at("kind").as_string());
   }
   return read_rule(validate(node, rule_schema(use)));

@@ -1,6 +1,7 @@
 // A fault rule: where, what, how much of it, when. The grammar is a map (Decided: maps, never strings to be parsed
-// twice); the one short form for the command line, `kind(parameter=value, extent.fraction=0.1) @ operator=matmul,layer=15`,
-// expands to the same map. Later modules read the parts they own (where, phases, schedule); this file checks them all.
+// twice); the one short form for the command line, `kind(parameter=value, extent.fraction=0.1) @
+// operator=matmul,layer=15`, expands to the same map. Later modules read the parts they own (where, phases, schedule);
+// this file checks them all.
 #pragma once
 
 #include <optional>
@@ -42,8 +43,8 @@ struct Rule {
   bool expect_invisible = false;     // expect: invisible
   bool keyed_by_row = false;         // keyed_by: row
   bool reevaluate = false;
-  Node phases;   // validated map, or null: the recipe's
-  Node source;   // the whole validated map, for records
+  Node phases;  // validated map, or null: the recipe's
+  Node source;  // the whole validated map, for records
 };
 
 enum class RuleUse { kInPlan, kOnTensor };  // a plan's rule must say where

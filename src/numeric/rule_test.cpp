@@ -24,7 +24,10 @@ void expect_refusal(std::string_view text, std::string_view words, RuleUse use =
 
 TEST(Rule, ShortFormExpandsToTheSameMap) {
   const Rule short_form = parse_rule("relative_gaussian(strength=0.05) @ operator=matmul,layer=15", RuleUse::kInPlan);
-  const Rule map = parse_rule("{name: relative_gaussian, where: {operator: matmul, layer: 15}, what: {kind: relative_gaussian, strength: 0.05}}", RuleUse::kInPlan);
+  const Rule map = parse_rule(
+      "{name: relative_gaussian, where: {operator: matmul, layer: 15}, what: {kind: relative_gaussian, strength: "
+      "0.05}}",
+      RuleUse::kInPlan);
   EXPECT_EQ(short_form.source, map.source);
   EXPECT_EQ(short_form.where->operator_pattern, "matmul");
   ASSERT_EQ(short_form.where->layers.size(), 1u);
@@ -37,7 +40,7 @@ TEST(Rule, ReadsEveryPart) {
       "{name: zone, where: {module: layer_output, layer: ['10-20', 25], surface: output, except: [router]},"
       " what: {kind: deadzone, threshold: 0.04, axis: tensor}, extent: {fraction: 0.1, structure: tile, tile: 4x16},"
       " lifetime: {kind: window, from: 3, to: 9}, gradient: masked, phases: {rollout: true, eval: both},"
-      " schedule: {kind: linear, sigma_start: 0.05, sigma_end: 0}, keyed_by: row, reevaluate: true}",
+      " schedule: {kind: linear, sigma_start: 0.05, sigma_end: 0}, reevaluate: true}",
       RuleUse::kInPlan);
   EXPECT_EQ(rule.what.axis, Axis::kTensor);
   EXPECT_EQ(rule.extent.structure, Structure::kTile);
@@ -45,8 +48,8 @@ TEST(Rule, ReadsEveryPart) {
   EXPECT_EQ(rule.lifetime.kind, Lifetime::kWindow);
   EXPECT_EQ(rule.lifetime.to, 9);
   EXPECT_EQ(rule.gradient, GradientRule::kMasked);
-  EXPECT_TRUE(rule.keyed_by_row);
   EXPECT_TRUE(rule.reevaluate);
+  EXPECT_TRUE(parse_rule("spike(rule.keyed_by=row)", RuleUse::kOnTensor).keyed_by_row);
   ASSERT_TRUE(rule.schedule.has_value());
   EXPECT_EQ(rule.schedule->kind, ScheduleKind::kLinear);
   ASSERT_EQ(rule.where->layers.size(), 2u);
@@ -83,13 +86,20 @@ TEST(Rule, RefusesCombinationsThatWouldDoNothing) {
   expect_refusal("quantize(format=mxfp4, scheme=affine)", "affine applies to the int formats");
   expect_refusal("quantize(format=mxfp4, granularity=row)", "does not apply");
   expect_refusal("quantize(format=bfp, block=24)", "8, 16, 32, 64, 128 or 256");
-  expect_refusal("{name: z, what: {kind: zero}, schedule: {kind: constant}}", "no strength that a schedule could change");
+  expect_refusal("{name: z, what: {kind: zero}, schedule: {kind: constant}}",
+                 "no strength that a schedule could change");
+  expect_refusal("zero(rule.keyed_by=row)", "keyed_by: row is for faults that draw");
+  expect_refusal("quantize(format=mxfp4, rule.keyed_by=row)", "keyed_by: row is for faults that draw");
+  expect_refusal("stuck_at(bit=1, rule.rounding=stochastic)", "nothing to round");
+  expect_refusal("saturate(margin=0.1, limit=2)", "not both");
   expect_refusal("zero", "where", RuleUse::kInPlan);
   expect_refusal("zero @ operator=mm,module=x", "one of them", RuleUse::kInPlan);
 }
 
 TEST(Rule, RefusesMalformedShortForms) {
-  for (const char* text : {"", "(", "zero(", "zero)", "zero(x)", "zero(=1)", "zero(a=1,a=2)", "zero(extent.fraction=0.5, extent.fraction=0.5)", "zero(a='x)", "zero(a=[1,2)", "@ operator=mm", "zero(a.b.c=1)"}) {
+  for (const char* text : {"", "(", "zero(", "zero)", "zero(x)", "zero(=1)", "zero(a=1,a=2)",
+                           "zero(extent.fraction=0.5, extent.fraction=0.5)", "zero(a='x)", "zero(a=[1,2)",
+                           "@ operator=mm", "zero(a.b.c=1)"}) {
     EXPECT_NE(refusal(text), "accepted") << text;
   }
 }
@@ -106,7 +116,8 @@ TEST(Lowering, RefusesABitBeyondTheDtype) {
 }
 
 TEST(Lowering, RefusesATruncationThatCutsNothing) {
-  EXPECT_THROW(lower_fault(parse_rule("truncate(bits=7)", RuleUse::kOnTensor), {Dtype::kBFloat16, 8, 8}, {}, {}), UsageError);
+  EXPECT_THROW(lower_fault(parse_rule("truncate(bits=7)", RuleUse::kOnTensor), {Dtype::kBFloat16, 8, 8}, {}, {}),
+               UsageError);
   EXPECT_NO_THROW(lower_fault(parse_rule("truncate(bits=7)", RuleUse::kOnTensor), {Dtype::kFloat16, 8, 8}, {}, {}));
 }
 
@@ -118,8 +129,19 @@ TEST(Resolution, RefusesAStrengthThatBf16CannotShow) {
     EXPECT_NO_THROW(check_visible(rule, Dtype::kFloat32)) << strength;
   }
   EXPECT_NO_THROW(check_visible(parse_rule("relative_gaussian(strength=1e-3)", RuleUse::kOnTensor), Dtype::kBFloat16));
-  EXPECT_NO_THROW(check_visible(parse_rule("relative_gaussian(strength=1e-4, rule.rounding=stochastic)", RuleUse::kOnTensor), Dtype::kBFloat16));
-  EXPECT_NO_THROW(check_visible(parse_rule("relative_gaussian(strength=1e-4, rule.expect=invisible)", RuleUse::kOnTensor), Dtype::kBFloat16));
+  EXPECT_NO_THROW(check_visible(
+      parse_rule("relative_gaussian(strength=1e-4, rule.rounding=stochastic)", RuleUse::kOnTensor), Dtype::kBFloat16));
+  EXPECT_NO_THROW(check_visible(
+      parse_rule("relative_gaussian(strength=1e-4, rule.expect=invisible)", RuleUse::kOnTensor), Dtype::kBFloat16));
+}
+
+TEST(Resolution, KnowsTheRoundingOfFp32) {
+  EXPECT_THROW(check_visible(parse_rule("gain(strength=1e-8)", RuleUse::kOnTensor), Dtype::kFloat32), UsageError);
+  EXPECT_NO_THROW(check_visible(parse_rule("gain(strength=1e-6)", RuleUse::kOnTensor), Dtype::kFloat32));
+  EXPECT_NEAR(predict_visibility(parse_rule("gain(strength=1e-4, rule.rounding=stochastic)", RuleUse::kOnTensor),
+                                 Dtype::kBFloat16)
+                  ->changed,
+              0.02, 0.01);
 }
 
 TEST(Resolution, PredictsTheStrengthAfterRounding) {

@@ -11,7 +11,8 @@ namespace faultline {
 namespace {
 
 [[noreturn]] void refuse(std::string_view text, std::string_view complaint) {
-  throw UsageError(fmt::format("fault '{}': {}; write it as kind(parameter=value, …) @ operator=NAME,layer=15", text, complaint));
+  throw UsageError(
+      fmt::format("fault '{}': {}; write it as kind(parameter=value, …) @ operator=NAME,layer=15", text, complaint));
 }
 
 std::string_view trim(std::string_view text) {
@@ -74,17 +75,20 @@ Node expand_short_form(std::string_view text) {
   const std::string_view fault = trim(text.substr(0, at));
   const std::size_t open = fault.find('(');
   const std::string_view kind = trim(fault.substr(0, open));
-  if (kind.empty() || kind.find_first_of("= \t,)") != std::string_view::npos) refuse(text, "it must begin with the name of a fault kind");
+  if (kind.empty() || kind.find_first_of("= \t,)") != std::string_view::npos)
+    refuse(text, "it must begin with the name of a fault kind");
   Node rule = Node::map(), what = Node::map();
   what.set("kind", Node(kind));
   rule.set("what", what);
   if (open != std::string_view::npos) {
     if (fault.back() != ')') refuse(text, "the parenthesis is not closed");
-    for (const std::string_view argument : split_arguments(fault.substr(open + 1, fault.size() - open - 2), text)) set_argument(rule, "what", argument, text);
+    for (const std::string_view argument : split_arguments(fault.substr(open + 1, fault.size() - open - 2), text))
+      set_argument(rule, "what", argument, text);
   }
   if (at != std::string_view::npos) {
     rule.set("where", Node::map());
-    for (const std::string_view argument : split_arguments(text.substr(at + 1), text)) set_argument(rule, "where", argument, text);
+    for (const std::string_view argument : split_arguments(text.substr(at + 1), text))
+      set_argument(rule, "where", argument, text);
   }
   static const auto command_line = std::make_shared<const std::string>("command line");
   rule.set_position_everywhere({command_line, 0, 0});

@@ -1,7 +1,7 @@
-// What a fault measures itself against: the largest magnitude, the mean magnitude or the standard deviation of a token's
-// row, of a channel or of the whole tensor, over finite elements only. Sums are fp64 in one order on every device:
-// row: 256 lanes (column mod 256), lanes 8 -> 1, then 32 -> 1 by halving; channel: groups of 64 rows, then the groups in
-// order; tensor: the traversal of ledger.h.
+// What a fault measures itself against: the largest magnitude, the mean magnitude or the standard deviation of a
+// token's row, of a channel or of the whole tensor, over finite elements only. Sums are fp64 in one order on every
+// device: row: 256 lanes (column mod 256), lanes 8 -> 1, then 32 -> 1 by halving; channel: groups of 64 rows, then the
+// groups in order; tensor: the traversal of ledger.h.
 #pragma once
 
 #include "numeric/arguments.h"

@@ -15,7 +15,7 @@ namespace faultline {
 
 AppendFile::AppendFile(const std::filesystem::path& path, Existing existing) : path_(path) {
   file_ = open_file(path, O_WRONLY | O_APPEND | O_CREAT | (existing == Existing::kRefuse ? O_EXCL : 0));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file_.get(), &status) != 0) fail_with_errno(path_, "examine", errno);
   size_ = static_cast<uint64_t>(status.st_size);
   sync_directory(path_.parent_path());

@@ -147,7 +147,9 @@ TEST(CampaignStore, LetsTwoProcessesShareTheWork) {
 TEST(CampaignStore, RefusesALaterVersionAndOtherDatabases) {
   const TemporaryDirectory directory;
   const auto path = directory.path() / "campaign.sqlite";
-  { CampaignStore store(path); }
+  {
+    CampaignStore store(path);
+  }
   Database(path).execute("PRAGMA user_version = 2");
   EXPECT_NE(refusal_of([&] { CampaignStore store(path); }).find("campaign version 2, this program knows 1"),
             std::string::npos);

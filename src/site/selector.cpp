@@ -18,7 +18,8 @@ std::string check_range(const Node& node) {
   if (text == "all") return "";
   const std::size_t dash = text.find('-');
   int64_t first = 0, last = 0;
-  if (dash == std::string::npos || !parse_layer(text.substr(0, dash), first) || !parse_layer(text.substr(dash + 1), last)) {
+  if (dash == std::string::npos || !parse_layer(text.substr(0, dash), first) ||
+      !parse_layer(text.substr(dash + 1), last)) {
     return "a layer is a number (15), a range ('10-20') or all; got '" + text + "'";
   }
   return first <= last ? "" : "the range '" + text + "' is empty: it counts downwards";
@@ -43,8 +44,10 @@ std::string check_selector(const Node& where) {
 }  // namespace
 
 Schema layers_schema() {
-  const Schema one = Schema::any_of({Schema::integer({.min = 0, .max = kMaxLayer}), Schema::string().check(check_range)});
-  return Schema::any_of({Schema::integer({.min = 0, .max = kMaxLayer}), Schema::string().check(check_range), Schema::list(one, {.min = 1})})
+  const Schema one =
+      Schema::any_of({Schema::integer({.min = 0, .max = kMaxLayer}), Schema::string().check(check_range)});
+  return Schema::any_of({Schema::integer({.min = 0, .max = kMaxLayer}), Schema::string().check(check_range),
+                         Schema::list(one, {.min = 1})})
       .described_as("a layer: 15, '10-20', all, or a list of these");
 }
 
@@ -61,10 +64,13 @@ std::vector<LayerRange> read_layers(const Node& layers) {
 
 Schema selector_schema() {
   return Schema::map()
-      .field("operator", Schema::string({.min = 1, .max = 200}), {.doc = "operator family (matmul), exact name (aten::mm) or glob (aten::*mm)"})
-      .field("module", Schema::string({.min = 1, .max = 200}), {.doc = "module role (layer_output, rmsnorm, down_proj) or glob over module paths"})
+      .field("operator", Schema::string({.min = 1, .max = 200}),
+             {.doc = "operator family (matmul), exact name (aten::mm) or glob (aten::*mm)"})
+      .field("module", Schema::string({.min = 1, .max = 200}),
+             {.doc = "module role (layer_output, rmsnorm, down_proj) or glob over module paths"})
       .field("layer", layers_schema(), {.default_value = Node("all"), .doc = "15, '10-20', all, or a list"})
-      .field("surface", Schema::choice({"input", "output", "weight", "gradient"}), {.doc = "default: output for operators, input for modules"})
+      .field("surface", Schema::choice({"input", "output", "weight", "gradient"}),
+             {.doc = "default: output for operators, input for modules"})
       .field("except", Schema::list(Schema::string({.min = 1})), {.doc = "names, roles or layers to leave out"})
       .check(check_selector);
 }
@@ -77,7 +83,10 @@ Selector read_selector(const Node& where) {
   selector.surface = selector.operator_pattern.empty() ? Surface::kInput : Surface::kOutput;
   if (const Node* surface = where.find("surface")) {
     const std::string& name = surface->as_string();
-    selector.surface = name == "input" ? Surface::kInput : name == "output" ? Surface::kOutput : name == "weight" ? Surface::kWeight : Surface::kGradient;
+    selector.surface = name == "input"    ? Surface::kInput
+                       : name == "output" ? Surface::kOutput
+                       : name == "weight" ? Surface::kWeight
+                                          : Surface::kGradient;
   }
   if (const Node* except = where.find("except")) {
     for (const Node& item : except->items()) selector.except.push_back(item.as_string());

@@ -1,5 +1,5 @@
-// The ledger's lanes on a CPU: arrays over a tile's positions, so that the loop that fills them vectorises. See ledger.h
-// for the order of additions, which the CUDA kernels share.
+// The ledger's lanes on a CPU: arrays over a tile's positions, so that the loop that fills them vectorises. See
+// ledger.h for the order of additions, which the CUDA kernels share.
 #pragma once
 
 #include "numeric/dtype.h"
@@ -83,7 +83,8 @@ void add_sample(const Tile<Type>& tile, int count, int64_t first_chunk, Lanes<ty
 template <class Value>
 double add_lanes(const Value* lane) {
   double value[kTileChunks];
-  for (int chunk = 0; chunk < kTileChunks; ++chunk) value[chunk] = static_cast<double>(add_chunk_lanes(lane + chunk * kChunk));
+  for (int chunk = 0; chunk < kTileChunks; ++chunk)
+    value[chunk] = static_cast<double>(add_chunk_lanes(lane + chunk * kChunk));
   return add_tree(value);
 }
 
@@ -98,7 +99,8 @@ void write_partial(const Lanes<Value>& lanes, SegmentPartial& partial) {
   Value max = 0;
   for (const Value lane : lanes.max) max = lane > max ? lane : max;
   partial.max = static_cast<double>(max);
-  const int64_t counts[kPartialCounts] = {lanes.selected, lanes.changed, lanes.nonzero, lanes.zeroed, lanes.nonfinite, lanes.saturated, lanes.sampled};
+  const int64_t counts[kPartialCounts] = {lanes.selected,  lanes.changed,   lanes.nonzero, lanes.zeroed,
+                                          lanes.nonfinite, lanes.saturated, lanes.sampled};
   for (int k = 0; k < kPartialCounts; ++k) partial.count[k] = static_cast<uint64_t>(counts[k]);
 }
 

@@ -43,9 +43,10 @@ int64_t row_key(const FaultArguments& a, int64_t row) {
   return a.row_keys ? a.row_keys[row] : static_cast<int64_t>(a.control.row_base) + row;
 }
 
-// Fills `words` so that the word of element i (or, packed two a word, its half word) stands at i. first is a multiple of
-// a tile, hence of a block.
-void draw_blocks(const Control& control, uint64_t key, uint64_t first_block, int blocks, uint32_t stream, uint32_t* words) {
+// Fills `words` so that the word of element i (or, packed two a word, its half word) stands at i. first is a multiple
+// of a tile, hence of a block.
+void draw_blocks(const Control& control, uint64_t key, uint64_t first_block, int blocks, uint32_t stream,
+                 uint32_t* words) {
   const uint32_t high = static_cast<uint32_t>(first_block >> 32) | counter_tag(control, stream);
   const uint32_t low = static_cast<uint32_t>(first_block);  // a tile never crosses 2^32 blocks: it starts at a multiple
 #pragma GCC ivdep
@@ -120,7 +121,9 @@ template <class Type>
 void fill_reference(const Call& call, int count, Scratch<Type>& s) {
   if (call.a.reference == nullptr) return;
   for (int i = 0; i < count; ++i) {
-    s.reference[i] = call.a.reference[call.a.axis == Axis::kToken ? s.row[i] : call.a.axis == Axis::kChannel ? s.column[i] : 0];
+    s.reference[i] = call.a.reference[call.a.axis == Axis::kToken     ? s.row[i]
+                                      : call.a.axis == Axis::kChannel ? s.column[i]
+                                                                      : 0];
   }
 }
 
@@ -155,19 +158,22 @@ template <FaultKind kKind, class Type>
 void apply_bits(const Call& call, int64_t first, int count, Scratch<Type>& s) {
   Tile<Type>& t = s.tile;
   for (int i = 0; i < count; ++i) {
-    const auto faulted = fault_bits<kKind, Type>(call.a, call.a.control, call.key, t.before[i], static_cast<uint64_t>(first + i));
+    const auto faulted =
+        fault_bits<kKind, Type>(call.a, call.a.control, call.key, t.before[i], static_cast<uint64_t>(first + i));
     t.after[i] = t.selected[i] ? faulted : t.before[i];
   }
 }
 
 template <FaultKind kKind, class Type>
-void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
+void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data,
+                    SegmentPartial* partials) {
   using Bits = typename Type::Bits;
   Scratch<Type> s;  // 150 kB of stack
   Lanes<typename Type::Value> lanes;
   Tile<Type>& t = s.tile;
   const Call call{a, a.noise_key, call_scale(a, a.control),
-                  a.extent.structure != Structure::kAll || a.reference != nullptr || a.keyed_by_row || a.kind == FaultKind::kNondeterministic};
+                  a.extent.structure != Structure::kAll || a.reference != nullptr || a.keyed_by_row ||
+                      a.kind == FaultKind::kNondeterministic};
   const float table_scale = scales_table(kKind) ? call.scale : 1.0f;
   constexpr int kEntries = Type::kWidth == 16 ? kSegments16 : kSegments32;
   for (int i = 0; i < kEntries; ++i) {
@@ -233,8 +239,10 @@ SegmentFunction function_for(FaultKind kind) {
 
 namespace FAULTLINE_ISA {
 
-void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
-  const SegmentFunction function = dispatch_dtype(a.dtype, [&](auto type) { return function_for<decltype(type)>(a.kind); });
+void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data,
+           SegmentPartial* partials) {
+  const SegmentFunction function =
+      dispatch_dtype(a.dtype, [&](auto type) { return function_for<decltype(type)>(a.kind); });
   function(a, traversal, first, last, data, partials);
 }
 

@@ -13,24 +13,34 @@ namespace faultline::cpu {
 struct Kernels {
   const char* name;
   // Faults segments [first, last) of `data` in place; partials may be null: no ledger.
-  void (*fault)(const FaultArguments&, const Traversal&, int64_t first, int64_t last, void* data, SegmentPartial* partials);
-  void (*quantize)(const QuantizeArguments&, const Traversal&, int64_t first, int64_t last, void* data, SegmentPartial* partials);
+  void (*fault)(const FaultArguments&, const Traversal&, int64_t first, int64_t last, void* data,
+                SegmentPartial* partials);
+  void (*quantize)(const QuantizeArguments&, const Traversal&, int64_t first, int64_t last, void* data,
+                   SegmentPartial* partials);
   // Largest magnitude, lowest and highest value of finite elements in each row, in rows [first, last).
   void (*row_ranges)(Dtype, const void* data, int64_t columns, int64_t first, int64_t last, UnitRange* ranges);
   // The same for each 128 x 128 tile of tile rows [first, last).
-  void (*tile_ranges)(Dtype, const void* data, int64_t rows, int64_t columns, int64_t first, int64_t last, UnitRange* ranges);
+  void (*tile_ranges)(Dtype, const void* data, int64_t rows, int64_t columns, int64_t first, int64_t last,
+                      UnitRange* ranges);
   void (*row_reference)(const ReferenceArguments&, const void* data, int64_t first, int64_t last, float* reference);
   void (*column_reference)(const ReferenceArguments&, const void* data, int64_t first, int64_t last, float* reference);
   // Sums (kSumColumns a segment) for the tensor's reference.
-  void (*segment_sums)(const ReferenceArguments&, const Traversal&, int64_t first, int64_t last, const void* data, double* sums);
+  void (*segment_sums)(const ReferenceArguments&, const Traversal&, int64_t first, int64_t last, const void* data,
+                       double* sums);
   uint64_t (*digest_tiles)(const void* bytes, int64_t size, int64_t first, int64_t last);
   uint64_t (*checksum)(const void* data, int element_size, int64_t first, int64_t last);
 };
 
 const Kernels& kernels();  // the best this processor runs; FAULTLINE_CPU_ISA=portable|avx2|avx512 overrides
 
-namespace portable { extern const Kernels kKernels; }
-namespace avx2 { extern const Kernels kKernels; }
-namespace avx512 { extern const Kernels kKernels; }
+namespace portable {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
 
 }  // namespace faultline::cpu

@@ -31,7 +31,8 @@ struct Scratch {
 };
 
 template <class Type>
-void gather(const QuantizeArguments& q, const typename Type::Bits* data, int64_t first_chunk, int chunks, Scratch<Type>& s) {
+void gather(const QuantizeArguments& q, const typename Type::Bits* data, int64_t first_chunk, int chunks,
+            Scratch<Type>& s) {
   for (int c = 0; c < chunks; ++c) {
     s.place[c] = place_of(q, first_chunk + c);
     const auto* from = data + s.place[c].row * q.columns + s.place[c].column;
@@ -67,7 +68,7 @@ void find_scales(const QuantizeArguments& q, int chunks, Scratch<Type>& s) {
   for (int c = 0; c < chunks; c += span) {
     const UnitRange range = f.granularity == Granularity::kBlock ? block_range(s, c * kChunk, span * kChunk)
                             : f.kind == FormatKind::kCast        ? UnitRange{1, 0, 0, 0}
-                                                                 : q.ranges[unit_index(q, s.place[c].row, s.place[c].column)];
+                                                          : q.ranges[unit_index(q, s.place[c].row, s.place[c].column)];
     const Scale scale = format_scale(f, range.amax, tensor_amax, range.low, range.high);
     for (int k = c; k < c + span; ++k) {
       s.scale[k] = scale;
@@ -95,7 +96,8 @@ void quantize_tile(const QuantizeArguments& q, uint64_t key, int64_t first_chunk
       const bool selected = s.exists[i] && extent_selects(q.extent, q.mask_key, place.row, place.column + j);
       t.selected[i] = selected;
       t.saturated[i] = selected && saturated;
-      const bool same = static_cast<typename Type::Value>(y) == t.x[i] || !selected || (!is_finite(x) && !s.poisoned[c]);
+      const bool same =
+          static_cast<typename Type::Value>(y) == t.x[i] || !selected || (!is_finite(x) && !s.poisoned[c]);
       t.after[i] = same ? t.before[i] : Type::round(static_cast<typename Type::Value>(y));
       t.y[i] = Type::value(t.after[i]);
     }
@@ -111,7 +113,8 @@ void scatter(const QuantizeArguments& q, int chunks, const Scratch<Type>& s, typ
 }
 
 template <class Type>
-void quantize_segments(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
+void quantize_segments(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data,
+                       SegmentPartial* partials) {
   Scratch<Type> s;
   Lanes<typename Type::Value> lanes;
   auto* values = static_cast<typename Type::Bits*>(data);
@@ -176,15 +179,18 @@ void ranges_of_rows(const void* data, int64_t columns, int64_t first, int64_t la
 
 namespace FAULTLINE_ISA {
 
-void quantize(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data, SegmentPartial* partials) {
-  dispatch_dtype(q.dtype, [&](auto type) { quantize_segments<decltype(type)>(q, traversal, first, last, data, partials); });
+void quantize(const QuantizeArguments& q, const Traversal& traversal, int64_t first, int64_t last, void* data,
+              SegmentPartial* partials) {
+  dispatch_dtype(q.dtype,
+                 [&](auto type) { quantize_segments<decltype(type)>(q, traversal, first, last, data, partials); });
 }
 
 void row_ranges(Dtype dtype, const void* data, int64_t columns, int64_t first, int64_t last, UnitRange* ranges) {
   dispatch_dtype(dtype, [&](auto type) { ranges_of_rows<decltype(type)>(data, columns, first, last, ranges); });
 }
 
-void tile_ranges(Dtype dtype, const void* data, int64_t rows, int64_t columns, int64_t first, int64_t last, UnitRange* ranges) {
+void tile_ranges(Dtype dtype, const void* data, int64_t rows, int64_t columns, int64_t first, int64_t last,
+                 UnitRange* ranges) {
   dispatch_dtype(dtype, [&](auto type) { ranges_of_tiles<decltype(type)>(data, rows, columns, first, last, ranges); });
 }
 

@@ -67,7 +67,8 @@ void reference_of_rows(const ReferenceArguments& r, const void* data, int64_t fi
 
 // Columns [first, last), at most a tile of them at a time; rows in groups whose sums are added in order.
 template <class Type>
-void reference_of_columns(const ReferenceArguments& r, const void* data, int64_t first, int64_t last, float* reference) {
+void reference_of_columns(const ReferenceArguments& r, const void* data, int64_t first, int64_t last,
+                          float* reference) {
   Sums total, group;
   const int64_t rows = r.elements / r.columns;
   for (int64_t column = first; column < last; column += kTile) {
@@ -87,7 +88,8 @@ void reference_of_columns(const ReferenceArguments& r, const void* data, int64_t
       }
     }
     for (int i = 0; i < count; ++i) {
-      reference[column + i] = reference_value(r.kind, total.count[i], total.max[i], total.sum_abs[i], total.sum[i], total.sum_squares[i]);
+      reference[column + i] =
+          reference_value(r.kind, total.count[i], total.max[i], total.sum_abs[i], total.sum[i], total.sum_squares[i]);
     }
   }
 }
@@ -99,13 +101,15 @@ double fold_tile(const double* lane) {
 }
 
 template <class Type>
-void sums_of_segments(const ReferenceArguments& r, const Traversal& traversal, int64_t first, int64_t last, const void* data, double* out) {
+void sums_of_segments(const ReferenceArguments& r, const Traversal& traversal, int64_t first, int64_t last,
+                      const void* data, double* out) {
   Sums sums;
   for (int64_t segment = first; segment < last; ++segment) {
     sums.clear(kTile);
     for (int64_t tile = segment; tile < traversal.tiles; tile += traversal.segments) {
       const int64_t left = r.elements - tile * kTile;
-      add_elements<Type>(static_cast<const typename Type::Bits*>(data) + tile * kTile, static_cast<int>(left < kTile ? left : kTile), sums);
+      add_elements<Type>(static_cast<const typename Type::Bits*>(data) + tile * kTile,
+                         static_cast<int>(left < kTile ? left : kTile), sums);
     }
     double* row = out + segment * kSumColumns;
     row[kSumCount] = fold_tile(sums.count);
@@ -128,7 +132,8 @@ void column_reference(const ReferenceArguments& r, const void* data, int64_t fir
   dispatch_dtype(r.dtype, [&](auto type) { reference_of_columns<decltype(type)>(r, data, first, last, reference); });
 }
 
-void segment_sums(const ReferenceArguments& r, const Traversal& traversal, int64_t first, int64_t last, const void* data, double* sums) {
+void segment_sums(const ReferenceArguments& r, const Traversal& traversal, int64_t first, int64_t last,
+                  const void* data, double* sums) {
   dispatch_dtype(r.dtype, [&](auto type) { sums_of_segments<decltype(type)>(r, traversal, first, last, data, sums); });
 }
 

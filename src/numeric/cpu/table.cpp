@@ -17,7 +17,7 @@ uint64_t digest_tiles(const void*, int64_t, int64_t, int64_t);
 uint64_t checksum(const void*, int, int64_t, int64_t);
 
 extern const Kernels kKernels;
-const Kernels kKernels = {FL_NAME(FAULTLINE_ISA), fault,          quantize,     row_ranges,   tile_ranges,
-                          row_reference,          column_reference, segment_sums, digest_tiles, checksum};
+const Kernels kKernels = {FL_NAME(FAULTLINE_ISA), fault,        quantize,     row_ranges, tile_ranges, row_reference,
+                          column_reference,       segment_sums, digest_tiles, checksum};
 
 }  // namespace faultline::cpu::FAULTLINE_ISA

@@ -1,7 +1,7 @@
 // The short form of block formats on 16-bit tensors: whole blocks, rounded to nearest, no extent. A block is 2 or 4
 // neighbouring threads; the largest magnitude is found on packed integers and shared by shuffles. Chunks with a
-// non-finite number, and blocks whose scale is zero or must divide, take the general arithmetic out of line. The bits are
-// those of the generic kernel.
+// non-finite number, and blocks whose scale is zero or must divide, take the general arithmetic out of line. The bits
+// are those of the generic kernel.
 #pragma once
 
 #include "numeric/arithmetic.h"
@@ -21,7 +21,9 @@ struct BlockFormatArguments {
 FL_HD constexpr Minifloat element_of(FormatKind kind) {
   return kind == FormatKind::kMxfp8E4m3 ? e4m3() : kind == FormatKind::kMxfp8E5m2 ? e5m2() : e2m1();
 }
-FL_HD constexpr int block_lanes(FormatKind kind) { return kind == FormatKind::kNvfp4 || kind == FormatKind::kNvfp4Single ? 2 : 4; }
+FL_HD constexpr int block_lanes(FormatKind kind) {
+  return kind == FormatKind::kNvfp4 || kind == FormatKind::kNvfp4Single ? 2 : 4;
+}
 
 template <FormatKind kKind, class Type>
 __device__ __noinline__ SettledPair settle_format(uint32_t before, Scale scale, uint32_t* saturated) {
@@ -53,7 +55,9 @@ __device__ __forceinline__ float round_element(float scaled, float back) {
 }
 
 template <FormatKind kKind, class Type, bool kLedger>
-__global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6) block_format_kernel(const __grid_constant__ BlockFormatArguments a, Traversal traversal, uint4* data, Evidence evidence) {
+__global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
+    block_format_kernel(const __grid_constant__ BlockFormatArguments a, Traversal traversal, uint4* data,
+                        Evidence evidence) {
   const Control control = evidence.control != nullptr ? started(*evidence.control) : a.control;
   if (!control.armed) return;
   FaultArguments life;
@@ -61,8 +65,8 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6) block_format_kernel
   life.window_from = a.lifetime.from, life.window_to = a.lifetime.to;
   const bool acts = lifetime_acts(life, control);
   FormatArguments format;
-  format.kind = kKind, format.normal_scales = a.normal_scales;
-  const float tensor_amax = kKind == FormatKind::kNvfp4 ? a.tensor->amax : 0.0f;
+  format.kind = kKind;
+  const Nvfp4Global global = nvfp4_global(kKind == FormatKind::kNvfp4 ? a.tensor->amax : 0.0f);
   LaneEvidence lane;
   HalfCount changed, nonzero, zeros;
   RareCounts rare;
@@ -72,7 +76,8 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6) block_format_kernel
   int64_t chunk = static_cast<int64_t>(blockIdx.x) * kTileChunks + threadIdx.x;
   uint4 next = acts && chunk < traversal.chunks ? data[chunk] : make_uint4(0, 0, 0, 0);
 #pragma unroll 1
-  for (int64_t tile = acts ? blockIdx.x : traversal.tiles; tile < traversal.tiles; tile += traversal.segments, chunk += stride) {
+  for (int64_t tile = acts ? blockIdx.x : traversal.tiles; tile < traversal.tiles;
+       tile += traversal.segments, chunk += stride) {
     const bool exists = chunk < traversal.chunks;
     const uint4 loaded = next;
     if (chunk + stride < traversal.chunks) next = data[chunk + stride];
@@ -91,9 +96,12 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6) block_format_kernel
       }
     }
 #pragma unroll
-    for (int offset = 1; offset < block_lanes(kKind); offset *= 2) top = max(top, __shfl_xor_sync(0xFFFFFFFFu, top, offset));
+    for (int offset = 1; offset < block_lanes(kKind); offset *= 2)
+      top = max(top, __shfl_xor_sync(0xFFFFFFFFu, top, offset));
     if (!exists) continue;
-    const Scale scale = format_scale(format, Type::value(static_cast<uint16_t>(top)), tensor_amax, 0.0f, 0.0f);
+    const float amax = Type::value(static_cast<uint16_t>(top));
+    const Scale scale = kKind == FormatKind::kNvfp4 ? nvfp4_scale(amax, global, a.normal_scales)
+                                                    : format_scale(format, amax, 0.0f, 0.0f, 0.0f);
     if (finite && scale.multiply > 0.0f) {
       ++ordinary_chunks;
 #pragma unroll
@@ -131,23 +139,32 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6) block_format_kernel
 
 inline bool is_plain_block_format(const QuantizeArguments& q, const void* data) {
   const FormatArguments& f = q.format;
-  const bool kind = f.kind == FormatKind::kMxfp4 || f.kind == FormatKind::kMxfp8E4m3 || f.kind == FormatKind::kMxfp8E5m2 || f.kind == FormatKind::kNvfp4;
-  return kind && f.granularity == Granularity::kBlock && !f.stochastic && !f.nan_spreads && q.extent.structure == Structure::kAll && q.rows > 0 &&
-         q.columns > 0 && q.columns % f.block == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  const bool kind = f.kind == FormatKind::kMxfp4 || f.kind == FormatKind::kMxfp8E4m3 ||
+                    f.kind == FormatKind::kMxfp8E5m2 || f.kind == FormatKind::kNvfp4;
+  return kind && f.granularity == Granularity::kBlock && !f.stochastic && !f.nan_spreads &&
+         q.extent.structure == Structure::kAll && q.rows > 0 && q.columns > 0 && q.columns % f.block == 0 &&
+         reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 template <class Type>
-void launch_block_format(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence, cudaStream_t stream) {
-  const BlockFormatArguments a{q.rows * q.columns, q.control, {q.lifetime, q.probability, q.window_from, q.window_to, q.noise_key}, q.ranges, q.format.normal_scales};
+void launch_block_format(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
+                         cudaStream_t stream) {
+  const BlockFormatArguments a{q.rows * q.columns,
+                               q.control,
+                               {q.lifetime, q.probability, q.window_from, q.window_to, q.noise_key},
+                               q.ranges,
+                               q.format.normal_scales};
   const unsigned blocks = static_cast<unsigned>(traversal.segments);
   auto* chunks = static_cast<uint4*>(data);
-#define FL_LAUNCH(kind)                                                                                                     \
-  case FormatKind::kind:                                                                                                    \
-    if (evidence.ledger != nullptr) {                                                                                       \
-      block_format_kernel<FormatKind::kind, Type, true><<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, evidence);  \
-    } else {                                                                                                                \
-      block_format_kernel<FormatKind::kind, Type, false><<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, evidence); \
-    }                                                                                                                       \
+#define FL_LAUNCH(kind)                                                      \
+  case FormatKind::kind:                                                     \
+    if (evidence.ledger != nullptr) {                                        \
+      block_format_kernel<FormatKind::kind, Type, true>                      \
+          <<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, evidence); \
+    } else {                                                                 \
+      block_format_kernel<FormatKind::kind, Type, false>                     \
+          <<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, evidence); \
+    }                                                                        \
     break
   switch (q.format.kind) {
     FL_LAUNCH(kMxfp4);

@@ -14,7 +14,8 @@ static_assert(kThreads * kLoads * 16 == kDigestTile);
 __device__ __forceinline__ uint4 load_words(const uint8_t* bytes, int64_t offset, int64_t size, bool aligned) {
   if (aligned && offset + 16 <= size) return *reinterpret_cast<const uint4*>(bytes + offset);
   uint32_t word[4] = {};
-  for (int k = 0; k < 16 && offset + k < size; ++k) word[k / 4] |= static_cast<uint32_t>(bytes[offset + k]) << (8 * (k % 4));
+  for (int k = 0; k < 16 && offset + k < size; ++k)
+    word[k / 4] |= static_cast<uint32_t>(bytes[offset + k]) << (8 * (k % 4));
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
@@ -35,7 +36,8 @@ __device__ __forceinline__ uint64_t block_sum61(uint64_t residue) {
 
 // kWhole: all tiles but the last are whole and 16-byte aligned, so loads need no questions.
 template <bool kWhole>
-__device__ __forceinline__ uint64_t tile_part(const uint8_t* bytes, int64_t tile, int64_t size, bool aligned, const uint32_t (&low)[4 * kLoads], const uint32_t (&high)[4 * kLoads]) {
+__device__ __forceinline__ uint64_t tile_part(const uint8_t* bytes, int64_t tile, int64_t size, bool aligned,
+                                              const uint32_t (&low)[4 * kLoads], const uint32_t (&high)[4 * kLoads]) {
   const int64_t base = tile * kDigestTile + threadIdx.x * 16;
   uint4 words[kLoads];
 #pragma unroll
@@ -56,11 +58,14 @@ __device__ __forceinline__ uint64_t tile_part(const uint8_t* bytes, int64_t tile
   return combine_halves(a, b);
 }
 
-__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles, uint64_t beta, const uint32_t* keys, uint64_t* state, uint64_t* result) {
+__global__ void __launch_bounds__(kThreads, 4)
+    digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles, uint64_t beta, const uint32_t* keys,
+                  uint64_t* state, uint64_t* result) {
   uint32_t low[4 * kLoads], high[4 * kLoads];
 #pragma unroll
   for (int u = 0; u < kLoads; ++u) {
-    const uint4 l = reinterpret_cast<const uint4*>(keys)[u * kThreads + threadIdx.x], h = reinterpret_cast<const uint4*>(keys + kDigestWords)[u * kThreads + threadIdx.x];
+    const uint4 l = reinterpret_cast<const uint4*>(keys)[u * kThreads + threadIdx.x],
+                h = reinterpret_cast<const uint4*>(keys + kDigestWords)[u * kThreads + threadIdx.x];
     low[4 * u] = l.x, low[4 * u + 1] = l.y, low[4 * u + 2] = l.z, low[4 * u + 3] = l.w;
     high[4 * u] = h.x, high[4 * u + 1] = h.y, high[4 * u + 2] = h.z, high[4 * u + 3] = h.w;
   }
@@ -74,10 +79,12 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const uint8_t* byte
   }
   if (aligned) {
 #pragma unroll 1
-    for (; tile >= 0; tile -= gridDim.x) sum = fold61(multiply61(fold61(sum), beta) + tile_part<true>(bytes, tile, size, true, low, high));
+    for (; tile >= 0; tile -= gridDim.x)
+      sum = fold61(multiply61(fold61(sum), beta) + tile_part<true>(bytes, tile, size, true, low, high));
   } else {
 #pragma unroll 1
-    for (; tile >= 0; tile -= gridDim.x) sum = fold61(multiply61(fold61(sum), beta) + tile_part<false>(bytes, tile, size, false, low, high));
+    for (; tile >= 0; tile -= gridDim.x)
+      sum = fold61(multiply61(fold61(sum), beta) + tile_part<false>(bytes, tile, size, false, low, high));
   }
   const uint64_t total = block_sum61(reduce61(sum));
   if (threadIdx.x == 0) {
@@ -107,7 +114,8 @@ __device__ __forceinline__ int64_t add_words(uint4 words) {
     }
   }
   if constexpr (sizeof(Integer) == 8) {
-    total = static_cast<int64_t>((static_cast<uint64_t>(word[1]) << 32) | word[0]) + static_cast<int64_t>((static_cast<uint64_t>(word[3]) << 32) | word[2]);
+    total = static_cast<int64_t>((static_cast<uint64_t>(word[1]) << 32) | word[0]) +
+            static_cast<int64_t>((static_cast<uint64_t>(word[3]) << 32) | word[2]);
   }
   return total;
 }
@@ -141,11 +149,12 @@ void launch_checksum(const void* data, int64_t elements, uint64_t* result, cudaS
 }  // namespace
 
 void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream) {
-  constexpr int64_t kMostBlocks = 1056;
+  constexpr int64_t kMostBlocks = 528;  // four an SM of an H200: one wave
   const int64_t tiles = (size + kDigestTile - 1) / kDigestTile;
   const int64_t blocks = tiles < 1 ? 1 : tiles < kMostBlocks ? tiles : kMostBlocks;
   const uint64_t beta = power61(kDigestAlpha, static_cast<uint64_t>(blocks));
-  digest_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const uint8_t*>(bytes), size, tiles, beta, keys, state, result);
+  digest_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<const uint8_t*>(bytes), size, tiles, beta, keys, state, result);
   check_launch("digest");
 }
 

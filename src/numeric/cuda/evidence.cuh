@@ -36,7 +36,8 @@ static __device__ __noinline__ float add_relative(float sum, float e, float x) {
 }
 
 // One element's evidence. `j` must be a compile-time constant after unrolling.
-__device__ __forceinline__ void add_element(LaneEvidence& lane, int j, float x, float y, bool changed, bool selected, bool saturated, bool sampled) {
+__device__ __forceinline__ void add_element(LaneEvidence& lane, int j, float x, float y, bool changed, bool selected,
+                                            bool saturated, bool sampled) {
   const bool finite = is_finite(x) && is_finite(y);
   const float e = finite ? y - x : 0.0f;
   const float clean = finite ? x : 0.0f;
@@ -73,8 +74,10 @@ __device__ __forceinline__ void add_to_ledger(const LaneEvidence& lane, uint64_t
   const double abs = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_abs)));
   const double error = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_squared_error)));
   const double value = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_squared_value)));
-  const double relative = __any_sync(0xFFFFFFFFu, lane.sampled != 0) ? warp_add(static_cast<double>(lane.relative)) : 0.0;
-  const uint32_t own[kPartialCounts] = {lane.selected, lane.changed, lane.nonzero, lane.zeroed, lane.nonfinite, lane.saturated, lane.sampled};
+  const double relative =
+      __any_sync(0xFFFFFFFFu, lane.sampled != 0) ? warp_add(static_cast<double>(lane.relative)) : 0.0;
+  const uint32_t own[kPartialCounts] = {lane.selected,  lane.changed,   lane.nonzero, lane.zeroed,
+                                        lane.nonfinite, lane.saturated, lane.sampled};
   const uint32_t max = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(lane.max));
 #pragma unroll
   for (int k = 0; k < kPartialCounts; ++k) {
@@ -108,7 +111,9 @@ __device__ __forceinline__ void add_to_ledger(const LaneEvidence& lane, uint64_t
 #pragma unroll
     for (int w = 0; w < kThreads / 32; ++w) total = ::max(total, counts[kPartialCounts][w]);
     const double largest = static_cast<double>(__uint_as_float(total));
-    if (largest > 0) atomicMax(reinterpret_cast<unsigned long long*>(row + kWordMax), static_cast<unsigned long long>(__double_as_longlong(largest)));
+    if (largest > 0)
+      atomicMax(reinterpret_cast<unsigned long long*>(row + kWordMax),
+                static_cast<unsigned long long>(__double_as_longlong(largest)));
   }
 }
 
@@ -127,12 +132,15 @@ __device__ __forceinline__ bool is_last_block(uint32_t* ticket) {
 
 // The end of every fault kernel. `acted`: the lifetime let the fault act in this call.
 template <bool kLedger = true>
-__device__ __forceinline__ void finish(const LaneEvidence& lane, const Evidence& evidence, int64_t elements, bool acted) {
+__device__ __forceinline__ void finish(const LaneEvidence& lane, const Evidence& evidence, int64_t elements,
+                                       bool acted) {
   if (kLedger && evidence.ledger != nullptr) {
     if (acted) add_to_ledger(lane, evidence.ledger + blockIdx.x % kLedgerRows * kRowWords);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       add_word(evidence.ledger + kWordCalls, 1);
-      if (acted) add_word(evidence.ledger + kWordActive, 1), add_word(evidence.ledger + kWordElements, static_cast<uint64_t>(elements));
+      if (acted)
+        add_word(evidence.ledger + kWordActive, 1),
+            add_word(evidence.ledger + kWordElements, static_cast<uint64_t>(elements));
     }
   }
   if (evidence.control != nullptr && threadIdx.x == 0) {

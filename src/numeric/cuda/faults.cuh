@@ -1,5 +1,6 @@
 // Fault kinds on a GPU: one in-place pass, a thread for each chunk of eight elements, evidence included. This kernel
-// serves every kind, extent and key; relative_gaussian.cuh has the short form of the commonest case. Instantiated per dtype.
+// serves every kind, extent and key; relative_gaussian.cuh has the short form of the commonest case. Instantiated per
+// dtype.
 #pragma once
 
 #include "numeric/arithmetic.h"
@@ -44,16 +45,20 @@ __device__ __forceinline__ ChunkWords draw_chunk(const Control& control, uint64_
 
 // One word of an element that is addressed by row key and column, or by column alone (correlated noise).
 template <bool kHalf>
-__device__ __noinline__ uint32_t keyed_word(const FaultArguments& a, const Control& control, uint64_t key, int64_t row, int64_t column, uint32_t stream, bool correlated) {
+__device__ __noinline__ uint32_t keyed_word(const FaultArguments& a, const Control& control, uint64_t key, int64_t row,
+                                            int64_t column, uint32_t stream, bool correlated) {
   const uint64_t block = static_cast<uint64_t>(column) / (kHalf ? 8 : 4);
   const uint32_t part = static_cast<uint32_t>(column % (kHalf ? 8 : 4));
   const int64_t row_key = a.row_keys ? a.row_keys[row] : static_cast<int64_t>(control.row_base) + row;
-  const PhiloxWords words = correlated ? element_words(control, key, block, stream) : row_words(control, key, block, row_key, stream);
+  const PhiloxWords words =
+      correlated ? element_words(control, key, block, stream) : row_words(control, key, block, row_key, stream);
   return kHalf ? half_word(words, part) : words.word[part];
 }
 
 template <FaultKind kKind, class Type>
-__global__ void __launch_bounds__(kThreads) fault_kernel(const __grid_constant__ FaultArguments a, Traversal traversal, typename Type::Bits* data, const Segment* deviates, Evidence evidence) {
+__global__ void __launch_bounds__(kThreads)
+    fault_kernel(const __grid_constant__ FaultArguments a, Traversal traversal, typename Type::Bits* data,
+                 const Segment* deviates, Evidence evidence) {
   using Bits = typename Type::Bits;
   constexpr bool kHalf = Type::kWidth == 16;
   constexpr int kEntries = uses_gaussian(kKind) ? (kHalf ? kSegments16 : kSegments32) : 1;
@@ -64,8 +69,10 @@ __global__ void __launch_bounds__(kThreads) fault_kernel(const __grid_constant__
   const float scale = call_scale(a, control);
   if constexpr (uses_gaussian(kKind)) load_table<kEntries>(deviates, scale, scales_table(kKind), table);
   const bool acts = lifetime_acts(a, control);
-  const bool correlated = kKind == FaultKind::kNondeterministic && static_cast<NondeterministicMode>(a.mode) == NondeterministicMode::kCorrelated;
-  const bool positions = a.extent.structure != Structure::kAll || a.reference != nullptr || a.keyed_by_row || correlated;
+  const bool correlated = kKind == FaultKind::kNondeterministic &&
+                          static_cast<NondeterministicMode>(a.mode) == NondeterministicMode::kCorrelated;
+  const bool positions =
+      a.extent.structure != Structure::kAll || a.reference != nullptr || a.keyed_by_row || correlated;
   LaneEvidence lane;
 #pragma unroll 1
   for (int64_t tile = acts ? blockIdx.x : traversal.tiles; tile < traversal.tiles; tile += traversal.segments) {
@@ -82,7 +89,8 @@ __global__ void __launch_bounds__(kThreads) fault_kernel(const __grid_constant__
     if constexpr (uses_word(kKind)) {
       if (!a.keyed_by_row) words = draw_chunk<false>(control, key, chunk, kFirstStream);
     }
-    if (!is_bit_kind(kKind) && a.stochastic_rounding && !a.keyed_by_row) rounding_words = draw_chunk<false>(control, key, chunk, kRoundingStream);
+    if (!is_bit_kind(kKind) && a.stochastic_rounding && !a.keyed_by_row)
+      rounding_words = draw_chunk<false>(control, key, chunk, kRoundingStream);
     const bool sampled = is_sampled(chunk);
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
@@ -97,22 +105,30 @@ __global__ void __launch_bounds__(kThreads) fault_kernel(const __grid_constant__
         float g = 0, reference = 0;
         uint32_t word = 0;
         if constexpr (uses_gaussian(kKind)) {
-          const uint32_t drawn = a.keyed_by_row || correlated ? keyed_word<kHalf>(a, control, key, row, column, kGaussianStream, correlated) : chunk_word<kHalf>(deviate_words, j);
+          const uint32_t drawn = a.keyed_by_row || correlated
+                                     ? keyed_word<kHalf>(a, control, key, row, column, kGaussianStream, correlated)
+                                     : chunk_word<kHalf>(deviate_words, j);
           g = kHalf ? gaussian16(drawn, table) : gaussian32(drawn, table);
         }
-        if constexpr (uses_word(kKind)) word = a.keyed_by_row ? keyed_word<false>(a, control, key, row, column, kFirstStream, false) : chunk_word<false>(words, j);
-        if (a.reference != nullptr) reference = a.reference[a.axis == Axis::kToken ? row : a.axis == Axis::kChannel ? column : 0];
+        if constexpr (uses_word(kKind))
+          word = a.keyed_by_row ? keyed_word<false>(a, control, key, row, column, kFirstStream, false)
+                                : chunk_word<false>(words, j);
+        if (a.reference != nullptr)
+          reference = a.reference[a.axis == Axis::kToken ? row : a.axis == Axis::kChannel ? column : 0];
         const float y = fault_value<kKind, float>(a, scale, x, g, word, reference);
         if (!(y == x)) {
           if (a.stochastic_rounding) {
-            after = Type::round_stochastic(y, a.keyed_by_row ? keyed_word<false>(a, control, key, row, column, kRoundingStream, false) : chunk_word<false>(rounding_words, j));
+            after = Type::round_stochastic(
+                y, a.keyed_by_row ? keyed_word<false>(a, control, key, row, column, kRoundingStream, false)
+                                  : chunk_word<false>(rounding_words, j));
           } else {
             after = Type::round(y);
           }
         }
       }
       values.bits[j] = after;
-      if (evidence.ledger != nullptr) add_element(lane, j, x, Type::value(after), before != after, selected, false, sampled);
+      if (evidence.ledger != nullptr)
+        add_element(lane, j, x, Type::value(after), before != after, selected, false, sampled);
       if (positions && ++column == a.columns) column = 0, ++row;
     }
     store_chunk(data, first, count, values);
@@ -121,15 +137,17 @@ __global__ void __launch_bounds__(kThreads) fault_kernel(const __grid_constant__
 }
 
 template <class Type>
-void launch_fault(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence, cudaStream_t stream) {
+void launch_fault(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence,
+                  cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(traversal.segments);
   const Segment* table = Type::kWidth == 16 ? device_table16() : device_table32();
   auto* values = static_cast<typename Type::Bits*>(data);
   if constexpr (Type::kWidth == 16) {
-    if (is_plain_relative_gaussian(a, data)) return launch_relative_gaussian<Type>(a, traversal, data, table, evidence, stream);
+    if (is_plain_relative_gaussian(a, data))
+      return launch_relative_gaussian<Type>(a, traversal, data, table, evidence, stream);
   }
-#define FL_LAUNCH(kind)                                                                                     \
-  case FaultKind::kind:                                                                                     \
+#define FL_LAUNCH(kind)                                                                                          \
+  case FaultKind::kind:                                                                                          \
     fault_kernel<FaultKind::kind, Type><<<blocks, kThreads, 0, stream>>>(a, traversal, values, table, evidence); \
     break
   switch (a.kind) {

@@ -3,7 +3,8 @@
 
 namespace faultline::cuda {
 
-void fault_f16(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence, cudaStream_t stream) {
+void fault_f16(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence,
+               cudaStream_t stream) {
   launch_fault<Float16>(a, traversal, data, evidence, stream);
 }
 

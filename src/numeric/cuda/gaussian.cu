@@ -20,7 +20,8 @@ template <class Symbol>
 const Segment* address_of(const Symbol& symbol) {
   void* address = nullptr;
   const cudaError_t error = cudaGetSymbolAddress(&address, symbol);
-  if (error != cudaSuccess) throw RuntimeFailure(std::string("cannot find the table of deviates: ") + cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    throw RuntimeFailure(std::string("cannot find the table of deviates: ") + cudaGetErrorString(error));
   return static_cast<const Segment*>(address);
 }
 

@@ -9,18 +9,21 @@
 
 namespace faultline::cuda {
 
-// Where evidence goes. Device pointers, both optional: without `ledger` nothing is counted, without `control` the values
-// in the arguments count.
+// Where evidence goes. Device pointers, both optional: without `ledger` nothing is counted, without `control` the
+// values in the arguments count.
 struct Evidence {
   Control* control = nullptr;
   uint64_t* ledger = nullptr;
 };
 
 void fault(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence, void* stream);
-void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence, void* stream);
+void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
+              void* stream);
 
-// Units: granularity kTensor (one; `ranges` must hold zeros), kRow or kTile. amax_only: the tensor's amax alone is asked.
-void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, void* stream);
+// Units: granularity kTensor (one; `ranges` must hold zeros), kRow or kTile. amax_only: the tensor's amax alone is
+// asked.
+void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns,
+                 UnitRange* ranges, void* stream);
 
 // scratch: reference_scratch() doubles, zeroed in its last one.
 int64_t reference_scratch(const ReferenceArguments& r, Axis axis);

@@ -1,5 +1,5 @@
-// Two 16-bit values in a register: the short kernels of 16-bit tensors work on pairs. On Hopper the integer pipe runs at
-// half the rate of the floating-point pipes and is what bounds these kernels, so the rules are: keep values packed,
+// Two 16-bit values in a register: the short kernels of 16-bit tensors work on pairs. On Hopper the integer pipe runs
+// at half the rate of the floating-point pipes and is what bounds these kernels, so the rules are: keep values packed,
 // decide about rare cases once per chunk, and put what is rare out of line.
 #pragma once
 
@@ -15,7 +15,9 @@ struct Pair;
 
 template <>
 struct Pair<BFloat16> {
-  static __device__ __forceinline__ __nv_bfloat162 packed(uint32_t word) { return reinterpret_cast<const __nv_bfloat162&>(word); }
+  static __device__ __forceinline__ __nv_bfloat162 packed(uint32_t word) {
+    return reinterpret_cast<const __nv_bfloat162&>(word);
+  }
   static __device__ __forceinline__ float low(uint32_t word) { return __uint_as_float(word << 16); }
   static __device__ __forceinline__ float high(uint32_t word) { return __uint_as_float(word & 0xFFFF0000u); }
   static __device__ __forceinline__ uint32_t round(float low, float high) {
@@ -63,7 +65,8 @@ __device__ __noinline__ ChunkSample sample_chunk(ChunkSample sum, uint4 x, uint4
 #pragma unroll 1
   for (int j = 0; j < kChunk; ++j) {
     const uint32_t half = 16 * (j & 1);
-    const float value = Type::value(static_cast<uint16_t>(before[j >> 1] >> half)), result = Type::value(static_cast<uint16_t>(after[j >> 1] >> half));
+    const float value = Type::value(static_cast<uint16_t>(before[j >> 1] >> half)),
+                result = Type::value(static_cast<uint16_t>(after[j >> 1] >> half));
     if (value == 0.0f) continue;  // zero, or settled: not finite
     const float relative = (result - value) / value;
     sum = {__fmaf_rn(relative, relative, sum.relative), sum.sampled + 1};
@@ -73,7 +76,8 @@ __device__ __noinline__ ChunkSample sample_chunk(ChunkSample sum, uint4 x, uint4
 
 // A chunk's evidence from pairs that hold finite numbers only (others are zero in both).
 template <class Type>
-__device__ __forceinline__ void add_pairs(LaneEvidence& lane, HalfCount& changed, int64_t chunk, const uint32_t (&x)[4], const uint32_t (&y)[4]) {
+__device__ __forceinline__ void add_pairs(LaneEvidence& lane, HalfCount& changed, int64_t chunk, const uint32_t (&x)[4],
+                                          const uint32_t (&y)[4]) {
   lane.selected += kChunk;
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) {
@@ -88,7 +92,8 @@ __device__ __forceinline__ void add_pairs(LaneEvidence& lane, HalfCount& changed
 #pragma unroll
   for (int k = 0; k < 4; ++k) changed.add(differs<Type>(x[k], y[k]));
   if (is_sampled(chunk)) {
-    const ChunkSample sum = sample_chunk<Type>({lane.relative, lane.sampled}, make_uint4(x[0], x[1], x[2], x[3]), make_uint4(y[0], y[1], y[2], y[3]));
+    const ChunkSample sum = sample_chunk<Type>({lane.relative, lane.sampled}, make_uint4(x[0], x[1], x[2], x[3]),
+                                               make_uint4(y[0], y[1], y[2], y[3]));
     lane.relative = sum.relative, lane.sampled = sum.sampled;
   }
 }
@@ -108,7 +113,8 @@ __device__ __forceinline__ SettledPair settle(uint32_t before, uint32_t stored) 
     const uint32_t old = (before >> half) & 0xFFFFu, bits = (stored >> half) & 0xFFFFu, mask = 0xFFFFu << half;
     const float value = Type::value(static_cast<uint16_t>(old)), result = Type::value(static_cast<uint16_t>(bits));
     const bool finite = is_finite(value) && is_finite(result);
-    pair.counts += (value != 0.0f ? 1u : 0u) | (value != 0.0f && result == 0.0f ? 1u << 8 : 0u) | (is_finite(result) ? 0u : 1u << 16) | (!finite && bits != old ? 1u << 24 : 0u);
+    pair.counts += (value != 0.0f ? 1u : 0u) | (value != 0.0f && result == 0.0f ? 1u << 8 : 0u) |
+                   (is_finite(result) ? 0u : 1u << 16) | (!finite && bits != old ? 1u << 24 : 0u);
     if (!finite) pair.x &= ~mask, pair.y &= ~mask;
   }
   return pair;
@@ -117,7 +123,8 @@ __device__ __forceinline__ SettledPair settle(uint32_t before, uint32_t stored) 
 struct RareCounts {
   uint32_t nonzero = 0, zeroed = 0, nonfinite = 0, changed = 0;
   __device__ __forceinline__ void add(uint32_t counts) {
-    nonzero += counts & 0xFFu, zeroed += counts >> 8 & 0xFFu, nonfinite += counts >> 16 & 0xFFu, changed += counts >> 24;
+    nonzero += counts & 0xFFu, zeroed += counts >> 8 & 0xFFu, nonfinite += counts >> 16 & 0xFFu,
+        changed += counts >> 24;
   }
 };
 

@@ -27,7 +27,9 @@ __device__ __forceinline__ void merge_across(UnitRange& range, int lanes) {
 }
 
 template <FormatKind kKind, class Type>
-__global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ QuantizeArguments q, Traversal traversal, typename Type::Bits* data, Evidence evidence) {
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(const __grid_constant__ QuantizeArguments q, Traversal traversal, typename Type::Bits* data,
+                    Evidence evidence) {
   using Bits = typename Type::Bits;
   const Control control = evidence.control != nullptr ? started(*evidence.control) : q.control;
   if (!control.armed) return;
@@ -79,7 +81,8 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
       const bool same = y == x || !selected || (!is_finite(x) && !poisoned);
       const Bits after = same ? before : Type::round(y);
       values.bits[j] = after;
-      if (evidence.ledger != nullptr) add_element(lane, j, x, Type::value(after), before != after, selected, selected && saturated, sampled);
+      if (evidence.ledger != nullptr)
+        add_element(lane, j, x, Type::value(after), before != after, selected, selected && saturated, sampled);
     }
     if (count > 0) store_chunk(data, first, count, values);
   }
@@ -87,14 +90,15 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
 }
 
 template <class Type>
-void launch_quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence, cudaStream_t stream) {
+void launch_quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
+                     cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(traversal.segments);
   auto* values = static_cast<typename Type::Bits*>(data);
   if constexpr (Type::kWidth == 16) {
     if (is_plain_block_format(q, data)) return launch_block_format<Type>(q, traversal, data, evidence, stream);
   }
-#define FL_LAUNCH(kind)                                                                                        \
-  case FormatKind::kind:                                                                                       \
+#define FL_LAUNCH(kind)                                                                                       \
+  case FormatKind::kind:                                                                                      \
     quantize_kernel<FormatKind::kind, Type><<<blocks, kThreads, 0, stream>>>(q, traversal, values, evidence); \
     break
   switch (q.format.kind) {
@@ -130,7 +134,8 @@ __global__ void __launch_bounds__(kThreads) tensor_amax_kernel(const uint4* data
 #pragma unroll 4
   for (int64_t chunk = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; chunk < chunks; chunk += stride) {
     const uint4 loaded = data[chunk];
-    const uint32_t x[4] = {loaded.x & 0x7FFF7FFFu, loaded.y & 0x7FFF7FFFu, loaded.z & 0x7FFF7FFFu, loaded.w & 0x7FFF7FFFu};
+    const uint32_t x[4] = {loaded.x & 0x7FFF7FFFu, loaded.y & 0x7FFF7FFFu, loaded.z & 0x7FFF7FFFu,
+                           loaded.w & 0x7FFF7FFFu};
     const uint32_t largest = __vmaxu2(__vmaxu2(x[0], x[1]), __vmaxu2(x[2], x[3]));
     uint32_t own = max(largest & 0xFFFFu, largest >> 16);
     if (own >= Type::kInf) {
@@ -143,11 +148,13 @@ __global__ void __launch_bounds__(kThreads) tensor_amax_kernel(const uint4* data
     top = max(top, own);
   }
   top = __reduce_max_sync(0xFFFFFFFFu, top);
-  if (threadIdx.x % 32 == 0 && top > 0) atomicMax(reinterpret_cast<unsigned*>(&unit->amax), __float_as_uint(Type::value(static_cast<uint16_t>(top))));
+  if (threadIdx.x % 32 == 0 && top > 0)
+    atomicMax(reinterpret_cast<unsigned*>(&unit->amax), __float_as_uint(Type::value(static_cast<uint16_t>(top))));
 }
 
 template <class Type>
-__global__ void __launch_bounds__(kThreads) tensor_range_kernel(const typename Type::Bits* data, int64_t elements, UnitRange* unit) {
+__global__ void __launch_bounds__(kThreads)
+    tensor_range_kernel(const typename Type::Bits* data, int64_t elements, UnitRange* unit) {
   UnitRange range;
   const int64_t chunks = (elements + kChunk - 1) / kChunk, stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t chunk = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; chunk < chunks; chunk += stride) {
@@ -172,7 +179,9 @@ __global__ void __launch_bounds__(kThreads) tensor_range_kernel(const typename T
 
 // A warp for each (unit row range, unit): rows of a row unit, 128-row strips of a tile.
 template <class Type>
-__global__ void __launch_bounds__(kThreads) unit_range_kernel(const typename Type::Bits* data, int64_t rows, int64_t columns, int64_t unit_rows, int64_t unit_columns, int64_t units_across, int64_t units, UnitRange* ranges) {
+__global__ void __launch_bounds__(kThreads)
+    unit_range_kernel(const typename Type::Bits* data, int64_t rows, int64_t columns, int64_t unit_rows,
+                      int64_t unit_columns, int64_t units_across, int64_t units, UnitRange* ranges) {
   const int64_t unit = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   if (unit >= units) return;
   const int lane = threadIdx.x % 32;
@@ -187,14 +196,16 @@ __global__ void __launch_bounds__(kThreads) unit_range_kernel(const typename Typ
 }
 
 template <class Type>
-void launch_ranges(Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, cudaStream_t stream) {
+void launch_ranges(Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns,
+                   UnitRange* ranges, cudaStream_t stream) {
   const auto* values = static_cast<const typename Type::Bits*>(data);
   if (granularity == Granularity::kTensor) {
     const int64_t wanted = (rows * columns + kTile - 1) / kTile;
     const unsigned blocks = static_cast<unsigned>(wanted < kMaxSegments ? wanted : kMaxSegments);
     if constexpr (Type::kWidth == 16) {
       if (amax_only && rows * columns % kChunk == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0) {
-        tensor_amax_kernel<Type><<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(data), rows * columns / kChunk, ranges);
+        tensor_amax_kernel<Type>
+            <<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(data), rows * columns / kChunk, ranges);
         return check_launch("tensor_amax");
       }
     }
@@ -202,16 +213,19 @@ void launch_ranges(Granularity granularity, bool amax_only, const void* data, in
   } else {
     const bool tiled = granularity == Granularity::kTile;
     const int64_t unit_rows = tiled ? kFormatTile : 1, unit_columns = tiled ? kFormatTile : columns;
-    const int64_t across = (columns + unit_columns - 1) / unit_columns, units = across * ((rows + unit_rows - 1) / unit_rows);
+    const int64_t across = (columns + unit_columns - 1) / unit_columns,
+                  units = across * ((rows + unit_rows - 1) / unit_rows);
     const unsigned blocks = static_cast<unsigned>((units * 32 + kThreads - 1) / kThreads);
-    unit_range_kernel<Type><<<blocks, kThreads, 0, stream>>>(values, rows, columns, unit_rows, unit_columns, across, units, ranges);
+    unit_range_kernel<Type>
+        <<<blocks, kThreads, 0, stream>>>(values, rows, columns, unit_rows, unit_columns, across, units, ranges);
   }
   check_launch("unit_ranges");
 }
 
 }  // namespace
 
-void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence, void* stream) {
+void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
+              void* stream) {
   FL_ASSERT(q.dtype != Dtype::kFloat64);
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
   if (q.dtype == Dtype::kFloat32) launch_quantize<Float32>(q, traversal, data, evidence, cuda_stream);
@@ -219,12 +233,16 @@ void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data
   if (q.dtype == Dtype::kFloat16) launch_quantize<Float16>(q, traversal, data, evidence, cuda_stream);
 }
 
-void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns, UnitRange* ranges, void* stream) {
+void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns,
+                 UnitRange* ranges, void* stream) {
   FL_ASSERT(dtype != Dtype::kFloat64);
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  if (dtype == Dtype::kFloat32) launch_ranges<Float32>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
-  if (dtype == Dtype::kBFloat16) launch_ranges<BFloat16>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
-  if (dtype == Dtype::kFloat16) launch_ranges<Float16>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
+  if (dtype == Dtype::kFloat32)
+    launch_ranges<Float32>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
+  if (dtype == Dtype::kBFloat16)
+    launch_ranges<BFloat16>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
+  if (dtype == Dtype::kFloat16)
+    launch_ranges<Float16>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
 }
 
 }  // namespace faultline::cuda

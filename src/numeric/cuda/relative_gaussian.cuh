@@ -1,6 +1,6 @@
-// The short form of the commonest fault: relative noise on a whole 16-bit tensor, keyed by element, rounded to nearest. A
-// chunk whose results are all finite and nonzero (which implies the same of its inputs) is accounted without asking each
-// element. The bits are those of the generic kernel.
+// The short form of the commonest fault: relative noise on a whole 16-bit tensor, keyed by element, rounded to nearest.
+// A chunk whose results are all finite and nonzero (which implies the same of its inputs) is accounted without asking
+// each element. The bits are those of the generic kernel.
 #pragma once
 
 #include "numeric/arithmetic.h"
@@ -39,16 +39,16 @@ __device__ __noinline__ SettledPair settle_noise(uint32_t before, uint32_t after
 
 template <class Type, bool kLedger>
 __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
-    relative_gaussian_kernel(const __grid_constant__ RelativeGaussianArguments a, Traversal traversal, uint4* data, const Segment* deviates, Evidence evidence) {
+    relative_gaussian_kernel(const __grid_constant__ RelativeGaussianArguments a, Traversal traversal, uint4* data,
+                             const Segment* deviates, Evidence evidence) {
   __shared__ Segment shared_table[kNegative + kSegments16];
   static_assert(kSegments16 <= kThreads);
-  // The three loads that everything waits for, in flight together.
+  const Control control = evidence.control != nullptr ? started(*evidence.control) : a.control;
+  if (!control.armed) return;
   const int64_t stride = traversal.segments * kTileChunks;
   int64_t chunk = static_cast<int64_t>(blockIdx.x) * kTileChunks + threadIdx.x;
   uint4 loaded = chunk < traversal.chunks ? data[chunk] : make_uint4(0, 0, 0, 0);
   const Segment entry = threadIdx.x < kSegments16 ? deviates[threadIdx.x] : Segment{0, 0};
-  const Control control = evidence.control != nullptr ? started(*evidence.control) : a.control;
-  if (!control.armed) return;
   if (threadIdx.x < kSegments16) {
     const float slope = entry.slope * control.strength * 0x1p-16f, base = entry.base * control.strength;
     shared_table[threadIdx.x] = {slope, base};
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
   for (; chunk < end; chunk += stride) {
     uint32_t x[4] = {loaded.x, loaded.y, loaded.z, loaded.w}, y[4];
     if (chunk + stride < end) loaded = data[chunk + stride];
-    const PhiloxWords words = philox(static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32) | tag, control.call, control.step, a.keys);
+    const PhiloxWords words = philox(static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32) | tag,
+                                     control.call, control.step, a.keys);
     uint32_t extreme = 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -101,13 +102,19 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
 
 // Whether this call has the short form.
 inline bool is_plain_relative_gaussian(const FaultArguments& a, const void* data) {
-  return a.kind == FaultKind::kRelativeGaussian && a.extent.structure == Structure::kAll && !a.keyed_by_row && !a.stochastic_rounding &&
-         a.elements % kChunk == 0 && a.elements > 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  return a.kind == FaultKind::kRelativeGaussian && a.extent.structure == Structure::kAll && !a.keyed_by_row &&
+         !a.stochastic_rounding && a.elements % kChunk == 0 && a.elements > 0 &&
+         reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 template <class Type>
-void launch_relative_gaussian(const FaultArguments& full, const Traversal& traversal, void* data, const Segment* table, const Evidence& evidence, cudaStream_t stream) {
-  const RelativeGaussianArguments a{full.elements, full.control, philox_keys(full.noise_key), {full.lifetime, full.probability, full.window_from, full.window_to, full.noise_key}};
+void launch_relative_gaussian(const FaultArguments& full, const Traversal& traversal, void* data, const Segment* table,
+                              const Evidence& evidence, cudaStream_t stream) {
+  const RelativeGaussianArguments a{
+      full.elements,
+      full.control,
+      philox_keys(full.noise_key),
+      {full.lifetime, full.probability, full.window_from, full.window_to, full.noise_key}};
   const unsigned blocks = static_cast<unsigned>(traversal.segments);
   auto* chunks = static_cast<uint4*>(data);
   if (evidence.ledger != nullptr) {

@@ -1,5 +1,5 @@
-// Row, channel and tensor statistics on a GPU, in the order that statistics.h fixes: a warp a row, a thread a channel of
-// a group of rows, a block a segment of the tensor.
+// Row, channel and tensor statistics on a GPU, in the order that statistics.h fixes: a warp a row, a thread a channel
+// of a group of rows, a block a segment of the tensor.
 #include "numeric/statistics.h"
 
 #include "numeric/cuda/evidence.cuh"
@@ -42,7 +42,8 @@ __device__ __forceinline__ Sums warp_fold(Sums total) {
   total.sum_abs = warp_add(total.sum_abs);
   total.sum = warp_add(total.sum);
   total.sum_squares = warp_add(total.sum_squares);
-  for (int offset = 16; offset > 0; offset /= 2) total.max = fmax(total.max, __shfl_down_sync(0xFFFFFFFFu, total.max, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    total.max = fmax(total.max, __shfl_down_sync(0xFFFFFFFFu, total.max, offset));
   return total;
 }
 
@@ -51,7 +52,8 @@ __device__ __forceinline__ float value_of(Reference kind, const Sums& s) {
 }
 
 template <class Type>
-__device__ __forceinline__ void add_chunk(const typename Type::Bits* data, int64_t first, int64_t end, Sums (&lane)[kChunk]) {
+__device__ __forceinline__ void add_chunk(const typename Type::Bits* data, int64_t first, int64_t end,
+                                          Sums (&lane)[kChunk]) {
   const int count = static_cast<int>(min(end - first, static_cast<int64_t>(kChunk)));
   const auto values = load_chunk(data, first, count);
 #pragma unroll
@@ -61,7 +63,8 @@ __device__ __forceinline__ void add_chunk(const typename Type::Bits* data, int64
 }
 
 template <class Type>
-__global__ void __launch_bounds__(kThreads) row_kernel(ReferenceArguments r, const typename Type::Bits* data, float* out) {
+__global__ void __launch_bounds__(kThreads)
+    row_kernel(ReferenceArguments r, const typename Type::Bits* data, float* out) {
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   if (row * r.columns >= r.elements) return;
   Sums lane[kChunk];
@@ -74,12 +77,14 @@ __global__ void __launch_bounds__(kThreads) row_kernel(ReferenceArguments r, con
 
 // The maximum alone needs no order and no fp64.
 template <class Type>
-__global__ void __launch_bounds__(kThreads) row_max_kernel(ReferenceArguments r, const typename Type::Bits* data, float* out) {
+__global__ void __launch_bounds__(kThreads)
+    row_max_kernel(ReferenceArguments r, const typename Type::Bits* data, float* out) {
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   if (row * r.columns >= r.elements) return;
   float max = 0;
   for (int64_t column = (threadIdx.x % 32) * kChunk; column < r.columns; column += kRowLanes) {
-    const auto values = load_chunk(data, row * r.columns + column, static_cast<int>(min(r.columns - column, static_cast<int64_t>(kChunk))));
+    const auto values = load_chunk(data, row * r.columns + column,
+                                   static_cast<int>(min(r.columns - column, static_cast<int64_t>(kChunk))));
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
       const float x = Type::value(values.bits[j]);
@@ -91,17 +96,20 @@ __global__ void __launch_bounds__(kThreads) row_max_kernel(ReferenceArguments r,
 }
 
 template <class Type>
-__global__ void __launch_bounds__(kThreads) column_group_kernel(ReferenceArguments r, const typename Type::Bits* data, double* groups) {
+__global__ void __launch_bounds__(kThreads)
+    column_group_kernel(ReferenceArguments r, const typename Type::Bits* data, double* groups) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, group = blockIdx.y;
   if (column >= r.columns) return;
   const int64_t rows = r.elements / r.columns, last = min((group + 1) * kRowGroup, rows);
   Sums sums;
   for (int64_t row = group * kRowGroup; row < last; ++row) sums.add(Type::value(data[row * r.columns + column]));
   double* out = groups + (group * r.columns + column) * kSumColumns;
-  out[kSumCount] = sums.count, out[kSumMax] = sums.max, out[kSumAbs] = sums.sum_abs, out[kSum] = sums.sum, out[kSumSquares] = sums.sum_squares;
+  out[kSumCount] = sums.count, out[kSumMax] = sums.max, out[kSumAbs] = sums.sum_abs, out[kSum] = sums.sum,
+  out[kSumSquares] = sums.sum_squares;
 }
 
-__global__ void __launch_bounds__(kThreads) column_finish_kernel(ReferenceArguments r, int64_t group_count, const double* groups, float* out) {
+__global__ void __launch_bounds__(kThreads)
+    column_finish_kernel(ReferenceArguments r, int64_t group_count, const double* groups, float* out) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (column >= r.columns) return;
   Sums total;
@@ -135,7 +143,9 @@ __device__ __forceinline__ Sums block_fold(Sums total) {
 }
 
 template <class Type>
-__global__ void __launch_bounds__(kThreads) tensor_kernel(ReferenceArguments r, Traversal traversal, const typename Type::Bits* data, double* segments, float* out) {
+__global__ void __launch_bounds__(kThreads)
+    tensor_kernel(ReferenceArguments r, Traversal traversal, const typename Type::Bits* data, double* segments,
+                  float* out) {
   Sums lane[kChunk];
   for (int64_t tile = blockIdx.x; tile < traversal.tiles; tile += traversal.segments) {
     const int64_t first = (tile * kTileChunks + threadIdx.x) * kChunk;
@@ -144,7 +154,8 @@ __global__ void __launch_bounds__(kThreads) tensor_kernel(ReferenceArguments r, 
   Sums total = block_fold(fold(lane));
   if (threadIdx.x == 0) {
     double* row = segments + blockIdx.x * kSumColumns;
-    row[kSumCount] = total.count, row[kSumMax] = total.max, row[kSumAbs] = total.sum_abs, row[kSum] = total.sum, row[kSumSquares] = total.sum_squares;
+    row[kSumCount] = total.count, row[kSumMax] = total.max, row[kSumAbs] = total.sum_abs, row[kSum] = total.sum,
+    row[kSumSquares] = total.sum_squares;
   }
   if (!is_last_block(reinterpret_cast<uint32_t*>(segments + traversal.segments * kSumColumns))) return;
   __threadfence();
@@ -162,7 +173,8 @@ __global__ void __launch_bounds__(kThreads) tensor_kernel(ReferenceArguments r, 
 }
 
 template <class Type>
-void launch_reference(const ReferenceArguments& r, Axis axis, const void* data, double* scratch, float* out, cudaStream_t stream) {
+void launch_reference(const ReferenceArguments& r, Axis axis, const void* data, double* scratch, float* out,
+                      cudaStream_t stream) {
   const auto* values = static_cast<const typename Type::Bits*>(data);
   const int64_t rows = r.elements / r.columns;
   if (axis == Axis::kToken) {
@@ -180,7 +192,8 @@ void launch_reference(const ReferenceArguments& r, Axis axis, const void* data, 
     column_finish_kernel<<<across, kThreads, 0, stream>>>(r, groups, scratch, out);
   } else {
     const Traversal traversal = make_traversal((r.elements + kChunk - 1) / kChunk);
-    tensor_kernel<Type><<<static_cast<unsigned>(traversal.segments), kThreads, 0, stream>>>(r, traversal, values, scratch, out);
+    tensor_kernel<Type>
+        <<<static_cast<unsigned>(traversal.segments), kThreads, 0, stream>>>(r, traversal, values, scratch, out);
   }
   check_launch("reference");
 }
