@@ -129,5 +129,5 @@ def read_ledger(ledger: torch.Tensor) -> dict[str, int | float | None]:
     noise, signal = row["sum_squared_error"], row["sum_squared_value"]
     ratio = signal / noise if noise > 0 else None
     numbers["sqnr_db"] = None if ratio is None else 10 * math.log10(ratio) if ratio > 0 else -math.inf
-    numbers["survival"] = 1 - row["zeroed"] / row["nonzero"] if row["nonzero"] > 0 else 1.0
+    numbers["survival"] = (row["nonzero"] - row["zeroed"]) / row["nonzero"] if row["nonzero"] > 0 else 1.0
     return numbers

@@ -43,7 +43,7 @@ LedgerNumbers read_ledger(const double* row) {
   if (n.sampled > 0) n.relative_rms = std::sqrt(row[kSumSquaredRelative] / n.sampled);
   if (row[kSumSquaredError] > 0 && std::isfinite(row[kSumSquaredError]))
     n.sqnr_db = 10 * std::log10(row[kSumSquaredValue] / row[kSumSquaredError]);
-  if (n.nonzero > 0) n.survival = 1 - n.zeroed / n.nonzero;
+  if (n.nonzero > 0) n.survival = (n.nonzero - n.zeroed) / n.nonzero;
   return n;
 }
 

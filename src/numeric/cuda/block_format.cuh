@@ -26,8 +26,8 @@ FL_HD constexpr int block_lanes(FormatKind kind) {
 }
 
 template <FormatKind kKind, class Type>
-__device__ __noinline__ SettledPair settle_format(uint32_t before, Scale scale, uint32_t* saturated) {
-  uint32_t stored = before;
+__device__ __noinline__ SettledPair settle_format(uint32_t before, Scale scale) {
+  uint32_t stored = before, saturated = 0;
   FormatArguments format;
   format.kind = kKind;
 #pragma unroll
@@ -36,10 +36,12 @@ __device__ __noinline__ SettledPair settle_format(uint32_t before, Scale scale, 
     if (!is_finite(x)) continue;
     bool clipped = false;
     const float y = quantize_value(format, scale, x, 0, clipped);
-    *saturated += clipped;
+    saturated += clipped;
     if (!(y == x)) stored = (stored & ~(0xFFFFu << half)) | static_cast<uint32_t>(Type::round(y)) << half;
   }
-  return settle<Type>(before, stored);
+  SettledPair pair = settle<Type>(before, stored);
+  pair.saturated = saturated;
+  return pair;
 }
 
 // One number through the element format: to_minifloat() without its branches, saturated where a > max.
@@ -116,14 +118,14 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
       }
       data[chunk] = make_uint4(y[0], y[1], y[2], y[3]);
     } else {
-      uint32_t stored[4], saturated = 0;
+      uint32_t stored[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const SettledPair pair = settle_format<kKind, Type>(x[k], scale, &saturated);
+        const SettledPair pair = settle_format<kKind, Type>(x[k], scale);
         stored[k] = pair.stored, x[k] = pair.x, y[k] = pair.y;
         rare.add(pair.counts);
+        lane.saturated += pair.saturated;
       }
-      lane.saturated += saturated;
       data[chunk] = make_uint4(stored[0], stored[1], stored[2], stored[3]);
     }
     if constexpr (kLedger) add_pairs<Type>(lane, changed, chunk, x, y);

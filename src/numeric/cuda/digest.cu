@@ -34,21 +34,34 @@ __device__ __forceinline__ uint64_t block_sum61(uint64_t residue) {
   return reduce61(fold61(lower) + multiply61(upper, uint64_t{1} << 32));
 }
 
-// kWhole: all tiles but the last are whole and 16-byte aligned, so loads need no questions.
-template <bool kWhole>
-__device__ __forceinline__ uint64_t tile_part(const uint8_t* bytes, int64_t tile, int64_t size, bool aligned,
-                                              const uint32_t (&low)[4 * kLoads], const uint32_t (&high)[4 * kLoads]) {
-  const int64_t base = tile * kDigestTile + threadIdx.x * 16;
-  uint4 words[kLoads];
+struct TileWords {
+  uint4 load[kLoads];
+};
+
+__device__ __forceinline__ TileWords read_tile(const uint8_t* bytes, int64_t tile, int64_t size, bool aligned) {
+  TileWords words;
 #pragma unroll
   for (int u = 0; u < kLoads; ++u) {
-    const int64_t offset = base + u * kThreads * 16;
-    words[u] = kWhole ? *reinterpret_cast<const uint4*>(bytes + offset) : load_words(bytes, offset, size, aligned);
+    words.load[u] = load_words(bytes, tile * kDigestTile + threadIdx.x * 16 + u * kThreads * 16, size, aligned);
   }
+  return words;
+}
+
+// A whole tile of aligned memory: no questions asked.
+__device__ __forceinline__ TileWords read_whole_tile(const uint8_t* bytes, int64_t tile) {
+  const uint4* from = reinterpret_cast<const uint4*>(bytes + tile * kDigestTile) + threadIdx.x;
+  TileWords words;
+#pragma unroll
+  for (int u = 0; u < kLoads; ++u) words.load[u] = __ldcs(from + u * kThreads);
+  return words;
+}
+
+__device__ __forceinline__ uint64_t hash_tile(const TileWords& words, const uint32_t (&low)[4 * kLoads],
+                                              const uint32_t (&high)[4 * kLoads]) {
   uint64_t a = 0, b = 0;
 #pragma unroll
   for (int u = 0; u < kLoads; ++u) {
-    const uint32_t word[4] = {words[u].x, words[u].y, words[u].z, words[u].w};
+    const uint32_t word[4] = {words.load[u].x, words.load[u].y, words.load[u].z, words.load[u].w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       a += static_cast<uint64_t>(low[4 * u + j]) * word[j];
@@ -58,7 +71,7 @@ __device__ __forceinline__ uint64_t tile_part(const uint8_t* bytes, int64_t tile
   return combine_halves(a, b);
 }
 
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, 3)
     digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles, uint64_t beta, const uint32_t* keys,
                   uint64_t* state, uint64_t* result) {
   uint32_t low[4 * kLoads], high[4 * kLoads];
@@ -71,21 +84,25 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
   const bool aligned = (reinterpret_cast<uintptr_t>(bytes) & 15u) == 0;
   uint64_t sum = 0;
-  // From the block's last tile down, so that Horner's powers count up from its first.
+  // From the block's last tile down, so that Horner's powers count up from its first. The next tile is always under
+  // way.
   int64_t tile = tiles > blockIdx.x ? blockIdx.x + (tiles - 1 - blockIdx.x) / gridDim.x * gridDim.x : -1;
   if (tile >= 0 && (tile == tiles - 1 || !aligned)) {
-    sum = tile_part<false>(bytes, tile, size, aligned, low, high);
+    sum = hash_tile(read_tile(bytes, tile, size, aligned), low, high);
     tile -= gridDim.x;
   }
-  if (aligned) {
+  if (aligned && tile >= 0) {
+    TileWords next = read_whole_tile(bytes, tile);
 #pragma unroll 1
-    for (; tile >= 0; tile -= gridDim.x)
-      sum = fold61(multiply61(fold61(sum), beta) + tile_part<true>(bytes, tile, size, true, low, high));
-  } else {
-#pragma unroll 1
-    for (; tile >= 0; tile -= gridDim.x)
-      sum = fold61(multiply61(fold61(sum), beta) + tile_part<false>(bytes, tile, size, false, low, high));
+    for (; tile >= 0; tile -= gridDim.x) {
+      const TileWords words = next;
+      if (tile >= gridDim.x) next = read_whole_tile(bytes, tile - gridDim.x);
+      sum = fold61(multiply61(fold61(sum), beta) + hash_tile(words, low, high));
+    }
   }
+#pragma unroll 1
+  for (; tile >= 0; tile -= gridDim.x)
+    sum = fold61(multiply61(fold61(sum), beta) + hash_tile(read_tile(bytes, tile, size, false), low, high));
   const uint64_t total = block_sum61(reduce61(sum));
   if (threadIdx.x == 0) {
     const uint64_t part = reduce61(multiply61(total, power61(kDigestAlpha, blockIdx.x)));
@@ -149,7 +166,7 @@ void launch_checksum(const void* data, int64_t elements, uint64_t* result, cudaS
 }  // namespace
 
 void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream) {
-  constexpr int64_t kMostBlocks = 528;  // four an SM of an H200: one wave
+  constexpr int64_t kMostBlocks = 396;  // three an SM of an H200: one wave
   const int64_t tiles = (size + kDigestTile - 1) / kDigestTile;
   const int64_t blocks = tiles < 1 ? 1 : tiles < kMostBlocks ? tiles : kMostBlocks;
   const uint64_t beta = power61(kDigestAlpha, static_cast<uint64_t>(blocks));

@@ -102,12 +102,13 @@ __device__ __forceinline__ void add_pairs(LaneEvidence& lane, HalfCount& changed
 // zero. Passed by value, so that the caller's pairs stay in registers.
 struct SettledPair {
   uint32_t stored, x, y;
-  uint32_t counts;  // a byte each: nonzero, zeroed, nonfinite, changed among the non-finite
+  uint32_t saturated;  // elements clipped by a format
+  uint32_t counts;     // a byte each: nonzero, zeroed, nonfinite, changed among the non-finite
 };
 
 template <class Type>
 __device__ __forceinline__ SettledPair settle(uint32_t before, uint32_t stored) {
-  SettledPair pair{stored, before, stored, 0};
+  SettledPair pair{stored, before, stored, 0, 0};
 #pragma unroll
   for (int half = 0; half < 32; half += 16) {
     const uint32_t old = (before >> half) & 0xFFFFu, bits = (stored >> half) & 0xFFFFu, mask = 0xFFFFu << half;
