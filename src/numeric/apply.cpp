@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -75,8 +76,6 @@ uint64_t* ledger_words(const at::Tensor& ledger) {
   return reinterpret_cast<uint64_t*>(ledger.mutable_data_ptr<int64_t>());
 }
 
-// --- CPU
-// --------------------------------------------------------------------------------------------------------------
 template <class Function>
 void over_segments(const Traversal& traversal, Function&& function) {
   const int64_t grain = std::max<int64_t>(
@@ -207,8 +206,6 @@ void apply_on_cpu(const at::Tensor& x, const Rule& rule, const Identity& identit
   if (row) row->progress += kProgressPerCall;
 }
 
-// --- CUDA
-// -------------------------------------------------------------------------------------------------------------
 #ifdef FAULTLINE_WITH_CUDA
 void* current_stream(const at::Device& device) {
   const c10::impl::VirtualGuardImpl guard(device.type());

@@ -35,10 +35,8 @@ FL_HD constexpr bool scales_table(FaultKind kind) {
   return kind == FaultKind::kRelativeGaussian || kind == FaultKind::kAbsoluteGaussian;
 }
 
-// --- counters
-// --------------------------------------------------------------------------------------------------------- The counter
-// is (block, block's high half with phase and stream above it, call, step). The key stays the same for a site's whole
-// life, so that a kernel can be given the ten round keys instead of deriving them for each element.
+// The counter is (block, block's high half with phase and stream above it, call, step). The key stays the same for a
+// site's whole life, so that a kernel can be given the ten round keys instead of deriving them for each element.
 FL_HD uint32_t counter_tag(const Control& control, uint32_t stream) {
   return (control.phase & 0xFFu) << 16 | stream << 24;
 }
@@ -64,8 +62,6 @@ FL_HD bool lifetime_acts(const FaultArguments& a, const Control& control) {
   return unit_float(element_words(control, a.noise_key, 0, kCallStream).word[0]) < a.probability;
 }
 
-// --- extent
-// -----------------------------------------------------------------------------------------------------------
 FL_HD bool hash_selects(uint64_t key, uint64_t index, uint32_t threshold) {
   return static_cast<uint32_t>(mix_bits(key ^ mix_bits(index)) >> 32) <= threshold;
 }
@@ -85,8 +81,6 @@ FL_HD bool extent_selects(const Extent& extent, uint64_t key, int64_t row, int64
   return hash_selects(key, index, extent.threshold);
 }
 
-// --- value kinds
-// ------------------------------------------------------------------------------------------------------
 FL_HD float cut_mantissa(float x, uint32_t drop, TruncateMode mode, uint32_t word) {
   const uint32_t bits = float_bits(x), keep = ~((1u << drop) - 1u);
   const uint32_t nearest = ((1u << drop) >> 1) - 1u + ((bits >> drop) & 1u);
@@ -162,10 +156,8 @@ FL_HD float call_scale(const FaultArguments& a, const Control& control) {
   return factor;
 }
 
-// --- bit kinds
-// -------------------------------------------------------------------------------------------------------- Flips each
-// eligible bit with a rate: the position of the first flip is drawn from its exact distribution, then the first flip
-// above it, and so on until none follows. A call with no flip costs one comparison.
+// Flips each eligible bit with a rate: the position of the first flip is drawn from its exact distribution, then the
+// first flip above it, and so on until none follows. A call with no flip costs one comparison.
 template <class Bits>
 FL_HD Bits flips_at_rate(const FaultArguments& a, const Control& control, uint64_t key, uint64_t index) {
   Bits flips = 0;

@@ -102,9 +102,7 @@ at::Tensor op_checksum(const at::Tensor& x) {
   return translated([&] { return checksum(x); });
 }
 
-// --- Meta
-// ------------------------------------------------------------------------------------------------------------- A Meta
-// kernel also runs when only a companion tensor is a meta tensor: that is a mistake, not a trace.
+// A Meta kernel also runs when only a companion tensor is a meta tensor: that is a mistake, not a trace.
 void check_traced(const at::Tensor& x, const std::string& fault) {
   translated([&] {
     if (!x.is_meta())
@@ -135,14 +133,12 @@ at::Tensor meta_quantize(const at::Tensor& x, const std::string& format) {
 }
 at::Tensor meta_scalar(const at::Tensor& x) { return at::empty({}, x.options().dtype(at::kLong)); }
 
-// --- autograd
-// --------------------------------------------------------------------------------------------------------- Eight
-// booleans a byte.
 at::Tensor bit_weights(const at::Device& device) {  // 1, 2, 4, … 128
   const at::Tensor place = at::arange(8, at::TensorOptions().dtype(at::kByte).device(device));
   return at::bitwise_left_shift(at::ones_like(place), place);
 }
 
+// Eight booleans a byte.
 at::Tensor pack_bits(const at::Tensor& mask) {
   const c10::SymInt padding = (8 - mask.sym_numel() % 8) % 8;
   const at::Tensor bits = at::constant_pad_nd_symint(mask.reshape({-1}).to(at::kByte), {0, padding}).view({-1, 8});

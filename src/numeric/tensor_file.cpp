@@ -93,7 +93,7 @@ at::Tensor read_elements(const InputFile& file, uint64_t offset, const std::vect
   return tensor;
 }
 
-// --- .npy: its header is a Python dictionary literal of exactly three keys -----------------------------------------
+// .npy: its header is a Python dictionary literal of exactly three keys
 struct NpyHeader {
   std::string descr;
   bool fortran_order = false;
@@ -163,8 +163,6 @@ at::Tensor read_npy(const std::filesystem::path& path, const TensorFileRequest& 
   return read_elements(file, begin, reversed, dtype).permute(order).contiguous();
 }
 
-// --- .safetensors
-// -----------------------------------------------------------------------------------------------------
 struct StoredTensor {
   std::string name;
   std::string dtype;
@@ -245,8 +243,6 @@ at::Tensor read_safetensors(const std::filesystem::path& path, const TensorFileR
                                chosen.name, chosen.dtype));
 }
 
-// --- writing
-// ----------------------------------------------------------------------------------------------------------
 std::string npy_header(const at::Tensor& tensor) {
   std::string shape;
   for (const int64_t size : tensor.sizes()) shape += fmt::format("{}, ", size);

@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <thread>
+
 #include "base/error.h"
 
 namespace faultline {
@@ -32,8 +35,20 @@ Database::Database(const std::filesystem::path& path) : path_(path.string()) {
   sqlite3_extended_result_codes(get(), 1);
   sqlite3_busy_timeout(get(), 30000);
   execute("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA foreign_keys = ON;");
-  if (text("PRAGMA journal_mode = WAL") != "wal") fail("switch to WAL");
+  switch_to_wal();
   execute("PRAGMA synchronous = FULL;");
+}
+
+// Two processes that open a new file together: SQLite answers the one that comes second with "busy" at once, without
+// its usual wait, because waiting while holding a read lock could never end. So we wait, holding nothing.
+void Database::switch_to_wal() {
+  for (int attempt = 0;; ++attempt) {
+    const int code = sqlite3_exec(get(), "PRAGMA journal_mode = WAL", nullptr, nullptr, nullptr);
+    if (code == SQLITE_OK) break;
+    if ((code & 0xFF) != SQLITE_BUSY || attempt == 3000) fail("switch to WAL");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (text("PRAGMA journal_mode") != "wal") fail("switch to WAL");
 }
 
 void Database::fail(std::string_view doing) {

@@ -27,6 +27,7 @@ class Database {
   const std::string& path() const { return path_; }
 
  private:
+  void switch_to_wal();
   struct Close {
     void operator()(sqlite3* connection) const { sqlite3_close_v2(connection); }
   };

@@ -68,13 +68,14 @@ void add_counts(const Tile<Type>& tile, int count, Lanes<typename Type::Value>& 
 
 template <class Type>
 void add_sample(const Tile<Type>& tile, int count, int64_t first_chunk, Lanes<typename Type::Value>& lanes) {
-  for (int chunk = 0; chunk < kTileChunks; ++chunk) {
-    if (!is_sampled(first_chunk + chunk)) continue;
-    for (int i = chunk * kChunk; i < chunk * kChunk + kChunk && i < count; ++i) {
+  for (int group = 0; group < kTileChunks; group += 32) {  // a group of 32 chunks is in the sample or not
+    if (!is_sampled(first_chunk + group)) continue;
+    for (int i = group * kChunk; i < (group + 32) * kChunk && i < count; ++i) {
       const auto x = tile.x[i], y = tile.y[i];
       if (!tile.selected[i] || !is_finite(x) || !is_finite(y) || x == 0) continue;
       const auto relative = (y - x) / x;
-      lanes.relative[chunk] = fused_multiply_add(relative, relative, lanes.relative[chunk]);
+      auto& sum = lanes.relative[i / kChunk];
+      sum = fused_multiply_add(relative, relative, sum);
       ++lanes.sampled;
     }
   }

@@ -142,15 +142,16 @@ void apply_values(const Call& call, int64_t first, int count, Scratch<Type>& s) 
   }
   if (call.a.stochastic_rounding) {
     draw_words(call, first, count, kRoundingStream, s);
-    for (int i = 0; i < count; ++i) t.after[i] = Type::round_stochastic(t.y[i], s.word[i]);
+    for (int i = 0; i < count; ++i) {
+      const bool same = t.y[i] == t.x[i] || !is_finite(t.x[i]);
+      t.after[i] = same ? t.before[i] : Type::round_stochastic(t.y[i], s.word[i]);
+    }
   } else {
 #pragma GCC ivdep
-    for (int i = 0; i < count; ++i) t.after[i] = Type::round(t.y[i]);
-  }
-#pragma GCC ivdep
-  for (int i = 0; i < count; ++i) {
-    const bool same = t.y[i] == t.x[i] || !is_finite(t.x[i]);
-    t.after[i] = same ? t.before[i] : t.after[i];
+    for (int i = 0; i < count; ++i) {
+      const bool same = t.y[i] == t.x[i] || !is_finite(t.x[i]);
+      t.after[i] = same ? t.before[i] : Type::round(t.y[i]);
+    }
   }
 }
 
