@@ -147,59 +147,50 @@ bool needs_ranges(const FormatArguments& format) {
          (format.granularity != Granularity::kBlock && format.kind != FormatKind::kCast);
 }
 
-// Runs the lowered call on a contiguous CPU tensor. The caller has found that the fault acts.
-void run_on_cpu(const at::Tensor& x, const Rule& rule, const TensorShape& shape, const Keys& keys,
-                const Control& control, const CallTensors& tensors) {
-  const auto& kernels = cpu::kernels();
-  Traversal traversal;
-  std::vector<SegmentPartial> partials;
-  const auto partial_rows = [&] {
-    if (!tensors.ledger) return static_cast<SegmentPartial*>(nullptr);
-    partials.resize(static_cast<std::size_t>(traversal.segments));
-    return partials.data();
-  };
-  if (rule.what.kind == FaultKind::kQuantize) {
-    QuantizeArguments q = lower_format(rule, shape, keys, control);
-    traversal = make_traversal(q.rows * q.chunks_per_row);
-    std::vector<UnitRange> ranges;
-    if (needs_ranges(q.format) && shape.elements > 0) ranges = cpu_ranges(q, x);
-    q.ranges = ranges.data();
-    SegmentPartial* rows = partial_rows();
-    over_segments(traversal, [&](int64_t first, int64_t last) {
-      kernels.quantize(q, traversal, first, last, x.mutable_data_ptr(), rows);
-    });
-  } else {
-    FaultArguments a = lower_fault(rule, shape, keys, control);
-    traversal = make_traversal((a.elements + kChunk - 1) / kChunk);
-    at::Tensor reference, source;
-    if (a.reference_kind != Reference::kNone && a.elements > 0) {
-      reference = cpu_reference(a, x);
-      a.reference = reference.const_data_ptr<float>();
-    }
-    if (a.kind == FaultKind::kSwap) {
-      source = x.clone();
-      a.source = source.const_data_ptr();
-    }
-    a.profile = rule.what.profile.get();
-    a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
-    SegmentPartial* rows = partial_rows();
-    over_segments(traversal, [&](int64_t first, int64_t last) {
-      kernels.fault(a, traversal, first, last, x.mutable_data_ptr(), rows);
-    });
-  }
-  if (tensors.ledger) add_to_ledger(partials, shape.elements, ledger_words(*tensors.ledger));
+Traversal traversal_of(const FaultArguments& a) { return make_traversal((a.elements + kChunk - 1) / kChunk); }
+Traversal traversal_of(const QuantizeArguments& q) { return make_traversal(q.rows * q.chunks_per_row); }
+
+// Run the lowered call on a contiguous CPU tensor; the caller has found that the fault acts. `partials`: one a segment,
+// or null.
+void run_on_cpu(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&, SegmentPartial* partials) {
+  std::vector<UnitRange> ranges;
+  if (needs_ranges(q.format) && x.numel() > 0) ranges = cpu_ranges(q, x);
+  q.ranges = ranges.data();
+  const Traversal traversal = traversal_of(q);
+  over_segments(traversal, [&](int64_t first, int64_t last) {
+    cpu::kernels().quantize(q, traversal, first, last, x.mutable_data_ptr(), partials);
+  });
 }
 
-void apply_on_cpu(const at::Tensor& x, const Rule& rule, const Identity& identity, Control control,
-                  const CallTensors& tensors) {
+void run_on_cpu(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
+                SegmentPartial* partials) {
+  at::Tensor reference, source;
+  if (a.reference_kind != Reference::kNone && a.elements > 0) {
+    reference = cpu_reference(a, x);
+    a.reference = reference.const_data_ptr<float>();
+  }
+  if (a.kind == FaultKind::kSwap) {
+    source = x.clone();
+    a.source = source.const_data_ptr();
+  }
+  a.profile = rule.what.profile.get();
+  a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
+  const Traversal traversal = traversal_of(a);
+  over_segments(traversal, [&](int64_t first, int64_t last) {
+    cpu::kernels().fault(a, traversal, first, last, x.mutable_data_ptr(), partials);
+  });
+}
+
+template <class Arguments>
+void apply_on_cpu(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
   Control* row = tensors.control ? reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>()) : nullptr;
-  if (row) control = started(*row);
-  if (!control.armed) return;
-  const Keys keys = make_keys(identity, rule.name);
-  const TensorShape shape = shape_of(x);
-  const FaultArguments lifetime = lower_fault(rule, shape, keys, control);
-  if (lifetime_acts(lifetime, control)) {
-    run_on_cpu(x, rule, shape, keys, control, tensors);
+  if (row) arguments.control = started(*row);
+  if (!arguments.control.armed) return;
+  if (lifetime_acts(arguments.lifetime, arguments.noise_key, arguments.control)) {
+    std::vector<SegmentPartial> partials;
+    if (tensors.ledger) partials.resize(static_cast<std::size_t>(traversal_of(arguments).segments));
+    run_on_cpu(x, rule, arguments, tensors, tensors.ledger ? partials.data() : nullptr);
+    if (tensors.ledger) add_to_ledger(partials, x.numel(), ledger_words(*tensors.ledger));
   } else if (tensors.ledger) {
     ledger_words(*tensors.ledger)[kWordCalls] += 1;
   }
@@ -266,28 +257,18 @@ at::Tensor cuda_ranges(const QuantizeArguments& q, const at::Tensor& x, void* st
   return ranges;
 }
 
-void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identity, const Control& control,
-                   const CallTensors& tensors) {
-  const c10::DeviceGuard guard(x.device());
-  void* stream = current_stream(x.device());
-  const Keys keys = make_keys(identity, rule.name);
-  const TensorShape shape = shape_of(x);
-  cuda::Evidence evidence;
-  if (tensors.control) evidence.control = reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>());
-  if (tensors.ledger) evidence.ledger = ledger_words(*tensors.ledger);
-  if (rule.what.kind == FaultKind::kQuantize) {
-    QuantizeArguments q = lower_format(rule, shape, keys, control);
-    const Traversal traversal = make_traversal(q.rows * q.chunks_per_row);
-    at::Tensor ranges;
-    if (needs_ranges(q.format) && shape.elements > 0) {
-      ranges = cuda_ranges(q, x, stream);
-      q.ranges = reinterpret_cast<const UnitRange*>(ranges.const_data_ptr<float>());
-    }
-    cuda::quantize(q, traversal, x.mutable_data_ptr(), evidence, stream);
-    return;
+void run_on_cuda(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&,
+                 const cuda::Evidence& evidence, void* stream) {
+  at::Tensor ranges;
+  if (needs_ranges(q.format) && x.numel() > 0) {
+    ranges = cuda_ranges(q, x, stream);
+    q.ranges = reinterpret_cast<const UnitRange*>(ranges.const_data_ptr<float>());
   }
-  FaultArguments a = lower_fault(rule, shape, keys, control);
-  const Traversal traversal = make_traversal((a.elements + kChunk - 1) / kChunk);
+  cuda::quantize(q, traversal_of(q), x.mutable_data_ptr(), evidence, stream);
+}
+
+void run_on_cuda(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
+                 const cuda::Evidence& evidence, void* stream) {
   at::Tensor reference, source;
   if (a.reference_kind != Reference::kNone && a.elements > 0) {
     reference = cuda_reference(a, x, stream);
@@ -299,7 +280,16 @@ void apply_on_cuda(const at::Tensor& x, const Rule& rule, const Identity& identi
   }
   a.profile = device_profile(rule.what.profile, x.device());
   a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
-  cuda::fault(a, traversal, x.mutable_data_ptr(), evidence, stream);
+  cuda::fault(a, traversal_of(a), x.mutable_data_ptr(), evidence, stream);
+}
+
+template <class Arguments>
+void apply_on_cuda(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
+  const c10::DeviceGuard guard(x.device());
+  cuda::Evidence evidence;
+  if (tensors.control) evidence.control = reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>());
+  if (tensors.ledger) evidence.ledger = ledger_words(*tensors.ledger);
+  run_on_cuda(x, rule, arguments, tensors, evidence, current_stream(x.device()));
 }
 #endif
 
@@ -344,25 +334,35 @@ void check_tensor(const at::Tensor& x, const char* name) {
         fmt::format("elements of {} share memory (an expanded or overlapping view); call contiguous() first", name));
 }
 
-void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point,
+void apply_(const at::Tensor& x, const Rule& rule, const Keys& keys, const Control& control,
             const CallTensors& tensors) {
   check_tensor(x, "the tensor");
   check_companions(x, rule, tensors);
-  if (point.strength && !(std::isfinite(*point.strength) && *point.strength >= 0))
-    throw UsageError(fmt::format("strength {} is out of range; it must be finite and at least 0", *point.strength));
-  const Control control = control_of(rule, identity, point);
-  (void)lower_fault(rule, shape_of(x), make_keys(identity, rule.name), control);  // refuses what this dtype cannot have
   const at::Tensor work = x.is_contiguous() ? x : x.contiguous();
-  if (x.is_cpu()) {
-    apply_on_cpu(work, rule, identity, control, tensors);
+  const auto run = [&](const auto& arguments) {
+    if (x.is_cpu()) {
+      apply_on_cpu(work, rule, arguments, tensors);
 #ifdef FAULTLINE_WITH_CUDA
-  } else if (x.is_cuda()) {
-    apply_on_cuda(work, rule, identity, control, tensors);
+    } else if (x.is_cuda()) {
+      apply_on_cuda(work, rule, arguments, tensors);
 #endif
+    } else {
+      refuse_device(x);
+    }
+  };
+  if (rule.what.kind == FaultKind::kQuantize) {
+    run(lower_format(rule, shape_of(x), keys, control));
   } else {
-    refuse_device(x);
+    run(lower_fault(rule, shape_of(x), keys, control));
   }
   if (!work.is_same(x)) x.copy_(work);
+}
+
+void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point,
+            const CallTensors& tensors) {
+  if (point.strength && !(std::isfinite(*point.strength) && *point.strength >= 0))
+    throw UsageError(fmt::format("strength {} is out of range; it must be finite and at least 0", *point.strength));
+  apply_(x, rule, make_keys(identity, rule.name), control_of(rule, identity, point), tensors);
 }
 
 at::Tensor make_ledger(at::Device device) {

@@ -27,6 +27,9 @@ struct CallPoint {
 
 void apply_(const at::Tensor& x, const Rule& rule, const Identity& identity, const CallPoint& point,
             const CallTensors& tensors = {});
+// The same for callers that keep a site's keys. `control` counts where tensors.control is absent.
+void apply_(const at::Tensor& x, const Rule& rule, const Keys& keys, const Control& control,
+            const CallTensors& tensors = {});
 
 at::Tensor make_ledger(at::Device device);            // zeros
 at::Tensor ledger_columns(const at::Tensor& ledger);  // float64 on the CPU, by LedgerColumn

@@ -71,6 +71,12 @@ struct Extent {
 
 enum class Lifetime : uint8_t { kPermanent, kTransient, kWindow };
 
+struct LifetimeArguments {
+  Lifetime kind = Lifetime::kPermanent;
+  float probability = 1;       // of a transient fault, each call
+  uint32_t from = 0, to = 0;   // steps of a window, the last excluded
+};
+
 enum class Axis : uint8_t { kToken, kTensor, kChannel };
 
 enum class Reference : uint8_t { kNone, kMaxAbs, kMeanAbs, kStd };  // what a kind measures itself against
@@ -95,9 +101,7 @@ struct FaultArguments {
   uint64_t noise_key = 0;
   uint64_t mask_key = 0;
   Extent extent;
-  Lifetime lifetime = Lifetime::kPermanent;
-  float probability = 1;  // of a transient fault
-  uint32_t window_from = 0, window_to = 0;
+  LifetimeArguments lifetime;
   bool stochastic_rounding = false;
   bool keyed_by_row = false;
   const int64_t* row_keys = nullptr;  // one a row, on the tensor's device; null: row_base + row

@@ -56,10 +56,10 @@ FL_HD uint32_t half_word(const PhiloxWords& words, uint32_t index) {
   return (words.word[index >> 1] >> ((index & 1) * 16)) & 0xFFFFu;
 }
 
-FL_HD bool lifetime_acts(const FaultArguments& a, const Control& control) {
-  if (a.lifetime == Lifetime::kWindow) return control.step >= a.window_from && control.step < a.window_to;
-  if (a.lifetime == Lifetime::kPermanent) return true;
-  return unit_float(element_words(control, a.noise_key, 0, kCallStream).word[0]) < a.probability;
+FL_HD bool lifetime_acts(const LifetimeArguments& lifetime, uint64_t noise_key, const Control& control) {
+  if (lifetime.kind == Lifetime::kWindow) return control.step >= lifetime.from && control.step < lifetime.to;
+  if (lifetime.kind == Lifetime::kPermanent) return true;
+  return unit_float(element_words(control, noise_key, 0, kCallStream).word[0]) < lifetime.probability;
 }
 
 FL_HD bool hash_selects(uint64_t key, uint64_t index, uint32_t threshold) {

@@ -19,6 +19,11 @@ Extent lower_extent(const ExtentSpec& spec) {
   return extent;
 }
 
+LifetimeArguments lower_lifetime(const LifetimeSpec& spec) {
+  return {spec.kind, static_cast<float>(spec.probability), static_cast<uint32_t>(spec.from),
+          static_cast<uint32_t>(spec.to)};
+}
+
 void lower_bits(const Rule& rule, Dtype dtype, FaultArguments& a) {
   const int width = dtype_width(dtype), mantissa = dtype_mantissa_bits(dtype);
   const FaultSpec& what = rule.what;
@@ -104,10 +109,7 @@ FaultArguments lower_fault(const Rule& rule, const TensorShape& shape, const Key
   a.noise_key = keys.noise;
   a.mask_key = keys.mask;
   a.extent = lower_extent(rule.extent);
-  a.lifetime = rule.lifetime.kind;
-  a.probability = static_cast<float>(rule.lifetime.probability);
-  a.window_from = static_cast<uint32_t>(rule.lifetime.from);
-  a.window_to = static_cast<uint32_t>(rule.lifetime.to);
+  a.lifetime = lower_lifetime(rule.lifetime);
   a.stochastic_rounding = rule.stochastic_rounding;
   a.keyed_by_row = rule.keyed_by_row;
   a.factor = static_cast<float>(what.factor);
@@ -133,10 +135,7 @@ QuantizeArguments lower_format(const Rule& rule, const TensorShape& shape, const
   q.noise_key = keys.noise;
   q.mask_key = keys.mask;
   q.extent = lower_extent(rule.extent);
-  q.lifetime = rule.lifetime.kind;
-  q.probability = static_cast<float>(rule.lifetime.probability);
-  q.window_from = static_cast<uint32_t>(rule.lifetime.from);
-  q.window_to = static_cast<uint32_t>(rule.lifetime.to);
+  q.lifetime = lower_lifetime(rule.lifetime);
   return q;
 }
 

@@ -25,9 +25,7 @@ struct QuantizeArguments {
   uint64_t noise_key = 0;
   uint64_t mask_key = 0;
   Extent extent;
-  Lifetime lifetime = Lifetime::kPermanent;
-  float probability = 1;
-  uint32_t window_from = 0, window_to = 0;
+  LifetimeArguments lifetime;
   const UnitRange* ranges = nullptr;  // per row, tile or tensor; for nvfp4 the tensor's; null for pure block formats
 };
 

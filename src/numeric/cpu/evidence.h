@@ -22,15 +22,16 @@ struct Tile {
 
 template <class Value>
 struct Lanes {
-  alignas(64) Value sum_abs[kTile] = {};
-  alignas(64) Value sum_squared_error[kTile] = {};
-  alignas(64) Value sum_squared_value[kTile] = {};
-  alignas(64) Value max[kTile] = {};
-  alignas(64) Value relative[kTileChunks] = {};
-  int64_t selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0, saturated = 0, sampled = 0;
+  alignas(64) Value sum_abs[kTile];
+  alignas(64) Value sum_squared_error[kTile];
+  alignas(64) Value sum_squared_value[kTile];
+  alignas(64) Value max[kTile];
+  alignas(64) Value relative[kTileChunks];
+  int64_t selected, changed, nonzero, zeroed, nonfinite, saturated, sampled;
 };
 
-template <class Type>
+// kFirst: the segment's first tile writes the lanes instead of adding to zeros.
+template <bool kFirst, class Type>
 void add_sums(const Tile<Type>& tile, int count, Lanes<typename Type::Value>& lanes) {
   using Value = typename Type::Value;
 #pragma GCC ivdep
@@ -39,10 +40,15 @@ void add_sums(const Tile<Type>& tile, int count, Lanes<typename Type::Value>& la
     const bool finite = is_finite(x) & is_finite(y);
     const Value e = finite ? y - x : Value{0};
     const Value clean = finite ? x : Value{0};
-    lanes.sum_abs[i] = lanes.sum_abs[i] + magnitude(e);
-    lanes.sum_squared_error[i] = fused_multiply_add(e, e, lanes.sum_squared_error[i]);
-    lanes.sum_squared_value[i] = fused_multiply_add(clean, clean, lanes.sum_squared_value[i]);
-    lanes.max[i] = magnitude(e) > lanes.max[i] ? magnitude(e) : lanes.max[i];
+    lanes.sum_abs[i] = kFirst ? magnitude(e) : lanes.sum_abs[i] + magnitude(e);
+    lanes.sum_squared_error[i] = kFirst ? e * e : fused_multiply_add(e, e, lanes.sum_squared_error[i]);
+    lanes.sum_squared_value[i] = kFirst ? clean * clean : fused_multiply_add(clean, clean, lanes.sum_squared_value[i]);
+    lanes.max[i] = kFirst || magnitude(e) > lanes.max[i] ? magnitude(e) : lanes.max[i];
+  }
+  if constexpr (kFirst) {
+    for (int i = count; i < kTile; ++i) {
+      lanes.sum_abs[i] = lanes.sum_squared_error[i] = lanes.sum_squared_value[i] = lanes.max[i] = 0;
+    }
   }
 }
 
@@ -81,12 +87,43 @@ void add_sample(const Tile<Type>& tile, int count, int64_t first_chunk, Lanes<ty
   }
 }
 
+// Neighbours are added level by level (the order of add_chunk_lanes) over whole arrays, which vectorises.
 template <class Value>
 double add_lanes(const Value* lane) {
-  double value[kTileChunks];
-  for (int chunk = 0; chunk < kTileChunks; ++chunk)
-    value[chunk] = static_cast<double>(add_chunk_lanes(lane + chunk * kChunk));
+  alignas(64) Value pair[kTile / 2];
+  alignas(64) Value quad[kTile / 4];
+  alignas(64) double value[kTileChunks];
+  for (int i = 0; i < kTile / 2; ++i) pair[i] = lane[2 * i] + lane[2 * i + 1];
+  for (int i = 0; i < kTile / 4; ++i) quad[i] = pair[2 * i] + pair[2 * i + 1];
+  for (int i = 0; i < kTileChunks; ++i) value[i] = static_cast<double>(quad[2 * i] + quad[2 * i + 1]);
   return add_tree(value);
+}
+
+template <class Value>
+Value largest_lane(const Value* lane) {
+  constexpr int kColumns = 64;
+  alignas(64) Value largest[kColumns] = {};
+  for (int row = 0; row < kTile; row += kColumns) {
+    for (int i = 0; i < kColumns; ++i) largest[i] = lane[row + i] > largest[i] ? lane[row + i] : largest[i];
+  }
+  Value all = 0;
+  for (const Value value : largest) all = value > all ? value : all;
+  return all;
+}
+
+// One tile of a segment.
+template <class Type>
+void add_tile(const Tile<Type>& tile, int count, int64_t first_chunk, bool first, Lanes<typename Type::Value>& lanes) {
+  if (first) {
+    add_sums<true>(tile, count, lanes);
+    __builtin_memset(lanes.relative, 0, sizeof lanes.relative);
+    lanes.selected = lanes.changed = lanes.nonzero = lanes.zeroed = lanes.nonfinite = lanes.saturated = lanes.sampled =
+        0;
+  } else {
+    add_sums<false>(tile, count, lanes);
+  }
+  add_counts(tile, count, lanes);
+  add_sample(tile, count, first_chunk, lanes);
 }
 
 template <class Value>
@@ -97,9 +134,7 @@ void write_partial(const Lanes<Value>& lanes, SegmentPartial& partial) {
   double relative[kTileChunks];
   for (int chunk = 0; chunk < kTileChunks; ++chunk) relative[chunk] = static_cast<double>(lanes.relative[chunk]);
   partial.sum[kPartialRelative] = add_tree(relative);
-  Value max = 0;
-  for (const Value lane : lanes.max) max = lane > max ? lane : max;
-  partial.max = static_cast<double>(max);
+  partial.max = static_cast<double>(largest_lane(lanes.max));
   const int64_t counts[kPartialCounts] = {lanes.selected,  lanes.changed,   lanes.nonzero, lanes.zeroed,
                                           lanes.nonfinite, lanes.saturated, lanes.sampled};
   for (int k = 0; k < kPartialCounts; ++k) partial.count[k] = static_cast<uint64_t>(counts[k]);

@@ -184,7 +184,6 @@ void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t
   Bits* values = static_cast<Bits*>(data);
   __builtin_memset(t.saturated, 0, sizeof t.saturated);
   for (int64_t segment = first; segment < last; ++segment) {
-    lanes = {};
     for (int64_t tile = segment; tile < traversal.tiles; tile += traversal.segments) {
       const int64_t begin = tile * kTile;
       const int count = static_cast<int>(a.elements - begin < kTile ? a.elements - begin : kTile);
@@ -200,11 +199,9 @@ void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t
       __builtin_memcpy(values + begin, t.after, sizeof(Bits) * static_cast<size_t>(count));
       if (partials == nullptr) continue;
       for (int i = 0; i < count; ++i) t.y[i] = Type::value(t.after[i]);
-      add_sums(t, count, lanes);
-      add_counts(t, count, lanes);
-      add_sample(t, count, tile * kTileChunks, lanes);
+      add_tile(t, count, tile * kTileChunks, tile == segment, lanes);
     }
-    if (partials != nullptr) write_partial(lanes, partials[segment]);
+    if (partials != nullptr && segment < traversal.tiles) write_partial(lanes, partials[segment]);
   }
 }
 

@@ -120,7 +120,6 @@ void quantize_segments(const QuantizeArguments& q, const Traversal& traversal, i
   auto* values = static_cast<typename Type::Bits*>(data);
   const uint64_t key = q.noise_key;
   for (int64_t segment = first; segment < last; ++segment) {
-    lanes = {};
     for (int64_t tile = segment; tile < traversal.tiles; tile += traversal.segments) {
       const int64_t chunk = tile * kTileChunks, left = traversal.chunks - chunk;
       const int chunks = static_cast<int>(left < kTileChunks ? left : kTileChunks);
@@ -129,11 +128,9 @@ void quantize_segments(const QuantizeArguments& q, const Traversal& traversal, i
       quantize_tile(q, key, chunk, chunks, s);
       scatter(q, chunks, s, values);
       if (partials == nullptr) continue;
-      add_sums(s.tile, chunks * kChunk, lanes);
-      add_counts(s.tile, chunks * kChunk, lanes);
-      add_sample(s.tile, chunks * kChunk, chunk, lanes);
+      add_tile(s.tile, chunks * kChunk, chunk, tile == segment, lanes);
     }
-    if (partials != nullptr) write_partial(lanes, partials[segment]);
+    if (partials != nullptr && segment < traversal.tiles) write_partial(lanes, partials[segment]);
   }
 }
 

@@ -14,6 +14,7 @@ struct BlockFormatArguments {
   int64_t elements;
   Control control;
   LifetimeArguments lifetime;
+  uint64_t noise_key;
   const UnitRange* tensor;  // nvfp4
   bool normal_scales;
 };
@@ -22,7 +23,7 @@ FL_HD constexpr Minifloat element_of(FormatKind kind) {
   return kind == FormatKind::kMxfp8E4m3 ? e4m3() : kind == FormatKind::kMxfp8E5m2 ? e5m2() : e2m1();
 }
 FL_HD constexpr int block_lanes(FormatKind kind) {
-  return kind == FormatKind::kNvfp4 || kind == FormatKind::kNvfp4Single ? 2 : 4;
+  return kind == FormatKind::kNvfp4 ? 2 : 4;
 }
 
 template <FormatKind kKind, class Type>
@@ -44,6 +45,26 @@ __device__ __noinline__ SettledPair settle_format(uint32_t before, Scale scale) 
   return pair;
 }
 
+// nvfp4's block scales are the 120 normal e4m3 numbers (and, rarely, subnormal ones): what a block multiplies by is
+// looked up, and which scale it needs is found by a multiplication whose error is too small to matter away from a tie.
+// Ties, subnormal scales and scales whose reciprocal overflows take nvfp4_scale() itself.
+inline constexpr uint32_t kFirstScale = (127 - 6) << 3, kScales = 120;
+
+__device__ __noinline__ Scale nvfp4_exact_scale(float amax, Nvfp4Global global, bool normal_scales) {
+  return nvfp4_scale(amax, global, normal_scales);
+}
+
+__device__ __forceinline__ Scale nvfp4_block_scale(float amax, float per_amax, const float2* table,
+                                                   const Nvfp4Global& global, bool normal_scales) {
+  const uint32_t bits = __float_as_uint(amax * per_amax), index = (bits + 0x80000u >> 20) - kFirstScale;
+  const uint32_t from_tie = (bits & 0xFFFFFu) - (0x80000u - 16u);
+  if (index < kScales && from_tie > 32u) {
+    const float2 entry = table[index];
+    if (entry.x > 0.0f) return {entry.x, 0.0f, entry.y, 0.0f};
+  }
+  return nvfp4_exact_scale(amax, global, normal_scales);
+}
+
 // One number through the element format: to_minifloat() without its branches, saturated where a > max.
 template <FormatKind kKind>
 __device__ __forceinline__ float round_element(float scaled, float back) {
@@ -60,15 +81,22 @@ template <FormatKind kKind, class Type, bool kLedger>
 __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
     block_format_kernel(const __grid_constant__ BlockFormatArguments a, Traversal traversal, uint4* data,
                         Evidence evidence) {
-  const Control control = evidence.control != nullptr ? started(*evidence.control) : a.control;
+  const Control control = begin(a.control, evidence);
   if (!control.armed) return;
-  FaultArguments life;
-  life.lifetime = a.lifetime.kind, life.probability = a.lifetime.probability, life.noise_key = a.lifetime.noise_key;
-  life.window_from = a.lifetime.from, life.window_to = a.lifetime.to;
-  const bool acts = lifetime_acts(life, control);
+  advance(evidence);
+  const bool acts = lifetime_acts(a.lifetime, a.noise_key, control);
   FormatArguments format;
   format.kind = kKind;
   const Nvfp4Global global = nvfp4_global(kKind == FormatKind::kNvfp4 ? a.tensor->amax : 0.0f);
+  const float per_amax = 1.0f / 6.0f * global.inverse;
+  __shared__ float2 scales[kScales];
+  if constexpr (kKind == FormatKind::kNvfp4) {
+    if (threadIdx.x < kScales) {
+      const float block = __uint_as_float((kFirstScale + threadIdx.x) << 20), multiply = global.inverse / block;
+      scales[threadIdx.x] = make_float2(is_finite(multiply) ? multiply : 0.0f, block * global.scale);
+    }
+    __syncthreads();
+  }
   LaneEvidence lane;
   HalfCount changed, nonzero, zeros;
   RareCounts rare;
@@ -84,25 +112,14 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
     const uint4 loaded = next;
     if (chunk + stride < traversal.chunks) next = data[chunk + stride];
     uint32_t x[4] = {loaded.x, loaded.y, loaded.z, loaded.w}, y[4];
-    uint32_t largest = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) largest = __vmaxu2(largest, x[k] & 0x7FFF7FFFu);
-    uint32_t top = max(largest & 0xFFFFu, largest >> 16);
-    const bool finite = top < Type::kInf;
-    if (!finite) {
-      top = 0;
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) {
-        const uint32_t magnitude = (x[j >> 1] >> 16 * (j & 1)) & 0x7FFFu;
-        if (magnitude < Type::kInf) top = max(top, magnitude);
-      }
-    }
+    bool finite = true;
+    uint32_t top = chunk_amax<Type>(x, finite);
 #pragma unroll
     for (int offset = 1; offset < block_lanes(kKind); offset *= 2)
       top = max(top, __shfl_xor_sync(0xFFFFFFFFu, top, offset));
     if (!exists) continue;
     const float amax = Type::value(static_cast<uint16_t>(top));
-    const Scale scale = kKind == FormatKind::kNvfp4 ? nvfp4_scale(amax, global, a.normal_scales)
+    const Scale scale = kKind == FormatKind::kNvfp4 ? nvfp4_block_scale(amax, per_amax, scales, global, a.normal_scales)
                                                     : format_scale(format, amax, 0.0f, 0.0f, 0.0f);
     if (finite && scale.multiply > 0.0f) {
       ++ordinary_chunks;
@@ -151,22 +168,15 @@ inline bool is_plain_block_format(const QuantizeArguments& q, const void* data) 
 template <class Type>
 void launch_block_format(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
                          cudaStream_t stream) {
-  const BlockFormatArguments a{q.rows * q.columns,
-                               q.control,
-                               {q.lifetime, q.probability, q.window_from, q.window_to, q.noise_key},
-                               q.ranges,
+  const BlockFormatArguments a{q.rows * q.columns, q.control, q.lifetime, q.noise_key, q.ranges,
                                q.format.normal_scales};
-  const unsigned blocks = static_cast<unsigned>(traversal.segments);
   auto* chunks = static_cast<uint4*>(data);
 #define FL_LAUNCH(kind)                                                      \
   case FormatKind::kind:                                                     \
-    if (evidence.ledger != nullptr) {                                        \
-      block_format_kernel<FormatKind::kind, Type, true>                      \
-          <<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, evidence); \
-    } else {                                                                 \
-      block_format_kernel<FormatKind::kind, Type, false>                     \
-          <<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, evidence); \
-    }                                                                        \
+    launch("block_format",                                                                     \
+           evidence.ledger != nullptr ? block_format_kernel<FormatKind::kind, Type, true>      \
+                                      : block_format_kernel<FormatKind::kind, Type, false>,    \
+           traversal.segments, stream, a, traversal, chunks, evidence);                        \
     break
   switch (q.format.kind) {
     FL_LAUNCH(kMxfp4);
@@ -176,7 +186,6 @@ void launch_block_format(const QuantizeArguments& q, const Traversal& traversal,
     default: FL_ASSERT(!"not a plain block format");
   }
 #undef FL_LAUNCH
-  check_launch("block_format");
 }
 
 }  // namespace faultline::cuda

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "numeric/cuda/kernels.h"
@@ -18,6 +19,51 @@ inline constexpr int kThreads = kTileChunks;
 inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) throw RuntimeFailure(std::string(kernel) + ": " + cudaGetErrorString(error));
+}
+
+// Note [Early start]
+// A fault kernel follows the operator whose result it changes. On sm_90 it is launched so that its blocks may become
+// resident while that operator ends: they fetch instructions and tables meanwhile, and read nothing that another kernel
+// may still write before wait_for_input(), which returns when everything before is finished and visible. Every block
+// waits, so whatever follows in the stream is ordered behind the operator as usual. CUDA graphs capture this as it is.
+__device__ __forceinline__ void wait_for_input() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+inline bool can_start_early() {
+  static const std::vector<char> answers = [] {
+    int devices = 0;
+    (void)cudaGetDeviceCount(&devices);
+    std::vector<char> found(static_cast<std::size_t>(devices));
+    for (int device = 0; device < devices; ++device) {
+      int major = 0;
+      (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+      found[static_cast<std::size_t>(device)] = major >= 9;
+    }
+    return found;
+  }();
+  int device = 0;
+  (void)cudaGetDevice(&device);
+  return answers[static_cast<std::size_t>(device)] != 0;
+}
+
+// For kernels that call wait_for_input().
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, cudaStream_t stream,
+            const Arguments&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = can_start_early() ? 1 : 0;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+  if (error != cudaSuccess) throw RuntimeFailure(std::string(name) + ": " + cudaGetErrorString(error));
 }
 
 struct LaneEvidence {
@@ -130,21 +176,31 @@ __device__ __forceinline__ bool is_last_block(uint32_t* ticket) {
   return last;
 }
 
+// The control of this call, once whatever came before is finished. The whole block calls it.
+__device__ __forceinline__ Control begin(const Control& given, const Evidence& evidence) {
+  wait_for_input();
+  return evidence.control != nullptr ? started(*evidence.control) : given;
+}
+
+// This block's share of the call in the control row's progress (Note [Control]): after all its threads have read the
+// row, and early, so that nothing waits for it.
+__device__ __forceinline__ void advance(const Evidence& evidence) {
+  __syncthreads();
+  if (evidence.control != nullptr && threadIdx.x == 0)
+    add_word(&evidence.control->progress, blockIdx.x == 0 ? kProgressPerCall - (gridDim.x - 1) : 1);
+}
+
 // The end of every fault kernel. `acted`: the lifetime let the fault act in this call.
 template <bool kLedger = true>
 __device__ __forceinline__ void finish(const LaneEvidence& lane, const Evidence& evidence, int64_t elements,
                                        bool acted) {
-  if (kLedger && evidence.ledger != nullptr) {
-    if (acted) add_to_ledger(lane, evidence.ledger + blockIdx.x % kLedgerRows * kRowWords);
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-      add_word(evidence.ledger + kWordCalls, 1);
-      if (acted)
-        add_word(evidence.ledger + kWordActive, 1),
-            add_word(evidence.ledger + kWordElements, static_cast<uint64_t>(elements));
-    }
-  }
-  if (evidence.control != nullptr && threadIdx.x == 0) {
-    add_word(&evidence.control->progress, blockIdx.x == 0 ? kProgressPerCall - (gridDim.x - 1) : 1);
+  if (!kLedger || evidence.ledger == nullptr) return;
+  if (acted) add_to_ledger(lane, evidence.ledger + blockIdx.x % kLedgerRows * kRowWords);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    add_word(evidence.ledger + kWordCalls, 1);
+    if (acted)
+      add_word(evidence.ledger + kWordActive, 1),
+          add_word(evidence.ledger + kWordElements, static_cast<uint64_t>(elements));
   }
 }
 

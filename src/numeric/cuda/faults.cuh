@@ -63,12 +63,13 @@ __global__ void __launch_bounds__(kThreads)
   constexpr bool kHalf = Type::kWidth == 16;
   constexpr int kEntries = uses_gaussian(kKind) ? (kHalf ? kSegments16 : kSegments32) : 1;
   __shared__ Segment table[kEntries];
-  const Control control = evidence.control != nullptr ? started(*evidence.control) : a.control;
+  const Control control = begin(a.control, evidence);
   if (!control.armed) return;
+  advance(evidence);
   const uint64_t key = a.noise_key;
   const float scale = call_scale(a, control);
   if constexpr (uses_gaussian(kKind)) load_table<kEntries>(deviates, scale, scales_table(kKind), table);
-  const bool acts = lifetime_acts(a, control);
+  const bool acts = lifetime_acts(a.lifetime, a.noise_key, control);
   const bool correlated = kKind == FaultKind::kNondeterministic &&
                           static_cast<NondeterministicMode>(a.mode) == NondeterministicMode::kCorrelated;
   const bool positions =
@@ -139,7 +140,6 @@ __global__ void __launch_bounds__(kThreads)
 template <class Type>
 void launch_fault(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence,
                   cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>(traversal.segments);
   const Segment* table = Type::kWidth == 16 ? device_table16() : device_table32();
   auto* values = static_cast<typename Type::Bits*>(data);
   if constexpr (Type::kWidth == 16) {
@@ -148,7 +148,7 @@ void launch_fault(const FaultArguments& a, const Traversal& traversal, void* dat
   }
 #define FL_LAUNCH(kind)                                                                                          \
   case FaultKind::kind:                                                                                          \
-    fault_kernel<FaultKind::kind, Type><<<blocks, kThreads, 0, stream>>>(a, traversal, values, table, evidence); \
+    launch("fault", fault_kernel<FaultKind::kind, Type>, traversal.segments, stream, a, traversal, values, table, evidence); \
     break
   switch (a.kind) {
     FL_LAUNCH(kRelativeGaussian);
@@ -172,7 +172,6 @@ void launch_fault(const FaultArguments& a, const Traversal& traversal, void* dat
     case FaultKind::kQuantize: break;  // quantize.cu
   }
 #undef FL_LAUNCH
-  check_launch("fault");
 }
 
 }  // namespace faultline::cuda

@@ -15,14 +15,22 @@ __device__ const Segment kTable32[kSegments32] = {
 #undef FL_GAUSSIAN_32
 };
 
-// Module addresses differ per device; one look-up a device, then cached.
+// Module addresses differ per device; a thread looks each up once.
 template <class Symbol>
 const Segment* address_of(const Symbol& symbol) {
-  void* address = nullptr;
-  const cudaError_t error = cudaGetSymbolAddress(&address, symbol);
-  if (error != cudaSuccess)
-    throw RuntimeFailure(std::string("cannot find the table of deviates: ") + cudaGetErrorString(error));
-  return static_cast<const Segment*>(address);
+  thread_local std::vector<const Segment*> known;
+  int device = 0;
+  (void)cudaGetDevice(&device);
+  if (known.size() <= static_cast<std::size_t>(device)) known.resize(static_cast<std::size_t>(device) + 1);
+  const Segment*& address = known[static_cast<std::size_t>(device)];
+  if (address == nullptr) {
+    void* found = nullptr;
+    const cudaError_t error = cudaGetSymbolAddress(&found, symbol);
+    if (error != cudaSuccess)
+      throw RuntimeFailure(std::string("cannot find the table of deviates: ") + cudaGetErrorString(error));
+    address = static_cast<const Segment*>(found);
+  }
+  return address;
 }
 
 }  // namespace

@@ -31,15 +31,13 @@ __global__ void __launch_bounds__(kThreads)
     quantize_kernel(const __grid_constant__ QuantizeArguments q, Traversal traversal, typename Type::Bits* data,
                     Evidence evidence) {
   using Bits = typename Type::Bits;
-  const Control control = evidence.control != nullptr ? started(*evidence.control) : q.control;
+  const Control control = begin(q.control, evidence);
   if (!control.armed) return;
+  advance(evidence);
   FormatArguments format = q.format;
   format.kind = kKind;
   const uint64_t key = q.noise_key;
-  FaultArguments lifetime;
-  lifetime.lifetime = q.lifetime, lifetime.probability = q.probability, lifetime.noise_key = q.noise_key;
-  lifetime.window_from = q.window_from, lifetime.window_to = q.window_to;
-  const bool acts = lifetime_acts(lifetime, control);
+  const bool acts = lifetime_acts(q.lifetime, q.noise_key, control);
   const bool by_block = format.granularity == Granularity::kBlock;
   const float tensor_amax = kKind == FormatKind::kNvfp4 ? q.ranges[0].amax : 0.0f;
   LaneEvidence lane;
@@ -92,14 +90,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class Type>
 void launch_quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
                      cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>(traversal.segments);
   auto* values = static_cast<typename Type::Bits*>(data);
   if constexpr (Type::kWidth == 16) {
     if (is_plain_block_format(q, data)) return launch_block_format<Type>(q, traversal, data, evidence, stream);
   }
 #define FL_LAUNCH(kind)                                                                                       \
   case FormatKind::kind:                                                                                      \
-    quantize_kernel<FormatKind::kind, Type><<<blocks, kThreads, 0, stream>>>(q, traversal, values, evidence); \
+    launch("quantize", quantize_kernel<FormatKind::kind, Type>, traversal.segments, stream, q, traversal, values, evidence); \
     break
   switch (q.format.kind) {
     FL_LAUNCH(kMxfp4);
@@ -115,7 +112,6 @@ void launch_quantize(const QuantizeArguments& q, const Traversal& traversal, voi
     FL_LAUNCH(kCast);
   }
 #undef FL_LAUNCH
-  check_launch("quantize");
 }
 
 // Ranges are combined across blocks by atomics on the bits: magnitudes and, for one sign, order like unsigned integers.
@@ -134,18 +130,9 @@ __global__ void __launch_bounds__(kThreads) tensor_amax_kernel(const uint4* data
 #pragma unroll 4
   for (int64_t chunk = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; chunk < chunks; chunk += stride) {
     const uint4 loaded = data[chunk];
-    const uint32_t x[4] = {loaded.x & 0x7FFF7FFFu, loaded.y & 0x7FFF7FFFu, loaded.z & 0x7FFF7FFFu,
-                           loaded.w & 0x7FFF7FFFu};
-    const uint32_t largest = __vmaxu2(__vmaxu2(x[0], x[1]), __vmaxu2(x[2], x[3]));
-    uint32_t own = max(largest & 0xFFFFu, largest >> 16);
-    if (own >= Type::kInf) {
-      own = 0;
-      for (int j = 0; j < kChunk; ++j) {
-        const uint32_t magnitude = (x[j >> 1] >> 16 * (j & 1)) & 0xFFFFu;
-        if (magnitude < Type::kInf) own = max(own, magnitude);
-      }
-    }
-    top = max(top, own);
+    const uint32_t x[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+    bool finite = true;
+    top = max(top, chunk_amax<Type>(x, finite));
   }
   top = __reduce_max_sync(0xFFFFFFFFu, top);
   if (threadIdx.x % 32 == 0 && top > 0)

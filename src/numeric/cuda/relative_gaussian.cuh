@@ -14,6 +14,7 @@ struct RelativeGaussianArguments {
   Control control;
   PhiloxKeys keys;
   LifetimeArguments lifetime;
+  uint64_t noise_key;
 };
 
 // The table in shared memory is addressed by the top 13 bits of a deviate's word as a float, sign included: entries of
@@ -43,22 +44,19 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
                              const Segment* deviates, Evidence evidence) {
   __shared__ Segment shared_table[kNegative + kSegments16];
   static_assert(kSegments16 <= kThreads);
-  const Control control = evidence.control != nullptr ? started(*evidence.control) : a.control;
+  const Segment entry = threadIdx.x < kSegments16 ? deviates[threadIdx.x] : Segment{0, 0};
+  const Control control = begin(a.control, evidence);
   if (!control.armed) return;
   const int64_t stride = traversal.segments * kTileChunks;
   int64_t chunk = static_cast<int64_t>(blockIdx.x) * kTileChunks + threadIdx.x;
   uint4 loaded = chunk < traversal.chunks ? data[chunk] : make_uint4(0, 0, 0, 0);
-  const Segment entry = threadIdx.x < kSegments16 ? deviates[threadIdx.x] : Segment{0, 0};
   if (threadIdx.x < kSegments16) {
     const float slope = entry.slope * control.strength * 0x1p-16f, base = entry.base * control.strength;
     shared_table[threadIdx.x] = {slope, base};
     shared_table[kNegative + threadIdx.x] = {slope, -base};
   }
-  FaultArguments life;
-  life.lifetime = a.lifetime.kind, life.probability = a.lifetime.probability, life.noise_key = a.lifetime.noise_key;
-  life.window_from = a.lifetime.from, life.window_to = a.lifetime.to;
-  const bool acts = lifetime_acts(life, control);
-  __syncthreads();
+  const bool acts = lifetime_acts(a.lifetime, a.noise_key, control);
+  advance(evidence);
   const uint32_t tag = counter_tag(control, kGaussianStream);
   LaneEvidence lane;
   HalfCount changed;
@@ -110,19 +108,12 @@ inline bool is_plain_relative_gaussian(const FaultArguments& a, const void* data
 template <class Type>
 void launch_relative_gaussian(const FaultArguments& full, const Traversal& traversal, void* data, const Segment* table,
                               const Evidence& evidence, cudaStream_t stream) {
-  const RelativeGaussianArguments a{
-      full.elements,
-      full.control,
-      philox_keys(full.noise_key),
-      {full.lifetime, full.probability, full.window_from, full.window_to, full.noise_key}};
-  const unsigned blocks = static_cast<unsigned>(traversal.segments);
-  auto* chunks = static_cast<uint4*>(data);
-  if (evidence.ledger != nullptr) {
-    relative_gaussian_kernel<Type, true><<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, table, evidence);
-  } else {
-    relative_gaussian_kernel<Type, false><<<blocks, kThreads, 0, stream>>>(a, traversal, chunks, table, evidence);
-  }
-  check_launch("relative_gaussian");
+  const RelativeGaussianArguments a{full.elements, full.control, philox_keys(full.noise_key), full.lifetime,
+                                    full.noise_key};
+  const auto kernel =
+      evidence.ledger != nullptr ? relative_gaussian_kernel<Type, true> : relative_gaussian_kernel<Type, false>;
+  launch("relative_gaussian", kernel, traversal.segments, stream, a, traversal, static_cast<uint4*>(data), table,
+         evidence);
 }
 
 }  // namespace faultline::cuda
