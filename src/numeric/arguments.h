@@ -73,8 +73,8 @@ enum class Lifetime : uint8_t { kPermanent, kTransient, kWindow };
 
 struct LifetimeArguments {
   Lifetime kind = Lifetime::kPermanent;
-  float probability = 1;       // of a transient fault, each call
-  uint32_t from = 0, to = 0;   // steps of a window, the last excluded
+  float probability = 1;      // of a transient fault, each call
+  uint32_t from = 0, to = 0;  // steps of a window, the last excluded
 };
 
 enum class Axis : uint8_t { kToken, kTensor, kChannel };

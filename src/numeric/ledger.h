@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "base/host_device.h"
+#include "numeric/dtype.h"
 
 namespace faultline {
 
@@ -30,7 +30,7 @@ enum LedgerColumn : int {
   kSumSquaredError,     // sum e^2
   kSumSquaredValue,     // sum x^2
   kMaxAbsError,         // max |e|
-  kSampled,             // selected elements in the fixed 1/64 sample with x finite and not zero, y finite
+  kSampled,             // selected elements in the fixed 1/64 sample with x normal (below 2^127), y finite
   kSumSquaredRelative,  // sum (e/x)^2 over the sample: the realised strength, squared and summed
   kLedgerColumns,
 };
@@ -117,6 +117,35 @@ FL_HD Digits digits_of(double value) {  // value >= 0 or not finite
 // The strength sample: groups of 32 chunks (256 elements), one in 64, chosen by a hash of the group's index so that no
 // row length can align with it. Group 0 is always in.
 FL_HD bool is_sampled(int64_t chunk) { return (static_cast<uint32_t>(chunk >> 5) * 0x9E3779B1u) >> 26 == 0; }
+
+// What the sample takes of it: subnormal numbers round coarsely and would not show the fault's strength.
+template <class Type>
+FL_HD bool is_normal(typename Type::Value x) {
+  if constexpr (sizeof(x) == 8) return magnitude(x) >= 0x1p-1022 && magnitude(x) < 0x1p1023;
+  return magnitude(static_cast<float>(x)) >= (Type::kExponentBits == 5 ? 0x1p-14f : 0x1p-126f) &&
+         magnitude(static_cast<float>(x)) < 0x1p127f;
+}
+
+// e / x of a normal x, within ±2^60, zero below 2^-60: divided by x's mantissa after scaling by its exponent, so that
+// nothing overflows on the way. A device divides by the usual correction steps, which then need no special cases and
+// are correctly rounded, as the host's division is.
+FL_HD float relative_error(float e, float x) {
+  const uint32_t bits = float_bits(x);
+  const float mantissa = bits_float((bits & 0x807FFFFFu) | 0x3F800000u);
+  float scaled = e * bits_float((254u << 23) - (bits & 0x7F800000u));
+  scaled = magnitude(scaled) > 0x1p60f ? with_sign(0x1p60f, scaled) : magnitude(scaled) < 0x1p-60f ? 0.0f : scaled;
+#if defined(__CUDA_ARCH__)
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(mantissa));
+  inverse = __fmaf_rn(__fmaf_rn(-mantissa, inverse, 1.0f), inverse, inverse);
+  float quotient = scaled * inverse;
+  quotient = __fmaf_rn(__fmaf_rn(-mantissa, quotient, scaled), inverse, quotient);
+  return __fmaf_rn(__fmaf_rn(-mantissa, quotient, scaled), inverse, quotient);
+#else
+  return scaled / mantissa;
+#endif
+}
+FL_HD double relative_error(double e, double x) { return e / x; }  // a CPU matter
 
 FL_HD float add_chunk_lanes(const float lane[kChunk]) {
   return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));

@@ -78,8 +78,8 @@ void add_sample(const Tile<Type>& tile, int count, int64_t first_chunk, Lanes<ty
     if (!is_sampled(first_chunk + group)) continue;
     for (int i = group * kChunk; i < (group + 32) * kChunk && i < count; ++i) {
       const auto x = tile.x[i], y = tile.y[i];
-      if (!tile.selected[i] || !is_finite(x) || !is_finite(y) || x == 0) continue;
-      const auto relative = (y - x) / x;
+      if (!tile.selected[i] || !is_normal<Type>(x) || !is_finite(y)) continue;
+      const auto relative = relative_error(y - x, x);
       auto& sum = lanes.relative[i / kChunk];
       sum = fused_multiply_add(relative, relative, sum);
       ++lanes.sampled;

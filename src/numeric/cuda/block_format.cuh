@@ -22,9 +22,7 @@ struct BlockFormatArguments {
 FL_HD constexpr Minifloat element_of(FormatKind kind) {
   return kind == FormatKind::kMxfp8E4m3 ? e4m3() : kind == FormatKind::kMxfp8E5m2 ? e5m2() : e2m1();
 }
-FL_HD constexpr int block_lanes(FormatKind kind) {
-  return kind == FormatKind::kNvfp4 ? 2 : 4;
-}
+FL_HD constexpr int block_lanes(FormatKind kind) { return kind == FormatKind::kNvfp4 ? 2 : 4; }
 
 template <FormatKind kKind, class Type>
 __device__ __noinline__ SettledPair settle_format(uint32_t before, Scale scale) {
@@ -168,15 +166,15 @@ inline bool is_plain_block_format(const QuantizeArguments& q, const void* data) 
 template <class Type>
 void launch_block_format(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
                          cudaStream_t stream) {
-  const BlockFormatArguments a{q.rows * q.columns, q.control, q.lifetime, q.noise_key, q.ranges,
-                               q.format.normal_scales};
+  const BlockFormatArguments a{q.rows * q.columns, q.control, q.lifetime,
+                               q.noise_key,        q.ranges,  q.format.normal_scales};
   auto* chunks = static_cast<uint4*>(data);
-#define FL_LAUNCH(kind)                                                      \
-  case FormatKind::kind:                                                     \
-    launch("block_format",                                                                     \
-           evidence.ledger != nullptr ? block_format_kernel<FormatKind::kind, Type, true>      \
-                                      : block_format_kernel<FormatKind::kind, Type, false>,    \
-           traversal.segments, stream, a, traversal, chunks, evidence);                        \
+#define FL_LAUNCH(kind)                                                                     \
+  case FormatKind::kind:                                                                    \
+    launch("block_format",                                                                  \
+           evidence.ledger != nullptr ? block_format_kernel<FormatKind::kind, Type, true>   \
+                                      : block_format_kernel<FormatKind::kind, Type, false>, \
+           traversal, stream, a, traversal, chunks, evidence);                              \
     break
   switch (q.format.kind) {
     FL_LAUNCH(kMxfp4);

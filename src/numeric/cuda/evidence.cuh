@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include <string>
-#include <vector>
 
 #include "base/error.h"
 #include "numeric/cuda/kernels.h"
@@ -21,49 +20,12 @@ inline void check_launch(const char* kernel) {
   if (error != cudaSuccess) throw RuntimeFailure(std::string(kernel) + ": " + cudaGetErrorString(error));
 }
 
-// Note [Early start]
-// A fault kernel follows the operator whose result it changes. On sm_90 it is launched so that its blocks may become
-// resident while that operator ends: they fetch instructions and tables meanwhile, and read nothing that another kernel
-// may still write before wait_for_input(), which returns when everything before is finished and visible. Every block
-// waits, so whatever follows in the stream is ordered behind the operator as usual. CUDA graphs capture this as it is.
-__device__ __forceinline__ void wait_for_input() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-inline bool can_start_early() {
-  static const std::vector<char> answers = [] {
-    int devices = 0;
-    (void)cudaGetDeviceCount(&devices);
-    std::vector<char> found(static_cast<std::size_t>(devices));
-    for (int device = 0; device < devices; ++device) {
-      int major = 0;
-      (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-      found[static_cast<std::size_t>(device)] = major >= 9;
-    }
-    return found;
-  }();
-  int device = 0;
-  (void)cudaGetDevice(&device);
-  return answers[static_cast<std::size_t>(device)] != 0;
-}
-
-// For kernels that call wait_for_input().
+// One fault kernel: a block for each segment.
 template <class... Parameters, class... Arguments>
-void launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, cudaStream_t stream,
+void launch(const char* name, void (*kernel)(Parameters...), const Traversal& traversal, cudaStream_t stream,
             const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = can_start_early() ? 1 : 0;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
-  if (error != cudaSuccess) throw RuntimeFailure(std::string(name) + ": " + cudaGetErrorString(error));
+  kernel<<<static_cast<unsigned>(traversal.segments), kThreads, 0, stream>>>(arguments...);
+  check_launch(name);
 }
 
 struct LaneEvidence {
@@ -75,15 +37,10 @@ struct LaneEvidence {
   uint32_t selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0, saturated = 0, sampled = 0;
 };
 
-// Out of line: a true division is long, and only one chunk in 64 needs it.
-static __device__ __noinline__ float add_relative(float sum, float e, float x) {
-  const float relative = e / x;
-  return fused_multiply_add(relative, relative, sum);
-}
-
-// One element's evidence. `j` must be a compile-time constant after unrolling.
+// One element's evidence. `normal`: x is a normal number of its dtype. `j` must be a compile-time constant after
+// unrolling.
 __device__ __forceinline__ void add_element(LaneEvidence& lane, int j, float x, float y, bool changed, bool selected,
-                                            bool saturated, bool sampled) {
+                                            bool saturated, bool sampled, bool normal) {
   const bool finite = is_finite(x) && is_finite(y);
   const float e = finite ? y - x : 0.0f;
   const float clean = finite ? x : 0.0f;
@@ -97,15 +54,24 @@ __device__ __forceinline__ void add_element(LaneEvidence& lane, int j, float x, 
   lane.zeroed += x != 0.0f && y == 0.0f;
   lane.nonfinite += !is_finite(y);
   lane.saturated += saturated;
-  if (sampled && selected && finite && x != 0.0f) {
-    lane.relative = add_relative(lane.relative, e, x);
+  if (sampled && selected && finite && normal) {
+    const float relative = relative_error(e, x);
+    lane.relative = fused_multiply_add(relative, relative, lane.relative);
     lane.sampled += 1;
   }
 }
 
-__device__ __forceinline__ double warp_add(double value) {
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xFFFFFFFFu, value, offset);
-  return value;
+// Four sums over a warp at once, each by halving as ledger.h has it: half the lanes take over two of the sums, a
+// quarter one. Sum k ends in lanes 8k … 8k + 7.
+__device__ __forceinline__ double warp_sums(const double (&sum)[kPartialSums]) {
+  static_assert(kPartialSums == 4);
+  constexpr uint32_t kAll = 0xFFFFFFFFu;
+  const bool high = threadIdx.x & 16, odd = threadIdx.x & 8;
+  const double even_sum = (high ? sum[2] : sum[0]) + __shfl_xor_sync(kAll, high ? sum[0] : sum[2], 16);
+  const double odd_sum = (high ? sum[3] : sum[1]) + __shfl_xor_sync(kAll, high ? sum[1] : sum[3], 16);
+  double total = (odd ? odd_sum : even_sum) + __shfl_xor_sync(kAll, odd ? even_sum : odd_sum, 8);
+  for (int offset = 4; offset > 0; offset /= 2) total += __shfl_xor_sync(kAll, total, offset);
+  return total;
 }
 
 __device__ __forceinline__ void add_word(uint64_t* word, uint64_t value) {
@@ -116,47 +82,41 @@ __device__ __forceinline__ void add_word(uint64_t* word, uint64_t value) {
 __device__ __forceinline__ void add_to_ledger(const LaneEvidence& lane, uint64_t* row) {
   __shared__ double sums[kPartialSums][kThreads / 32];
   __shared__ uint32_t counts[kPartialCounts + 1][kThreads / 32];
-  const int warp = threadIdx.x / 32;
-  const double abs = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_abs)));
-  const double error = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_squared_error)));
-  const double value = warp_add(static_cast<double>(add_chunk_lanes(lane.sum_squared_value)));
-  const double relative =
-      __any_sync(0xFFFFFFFFu, lane.sampled != 0) ? warp_add(static_cast<double>(lane.relative)) : 0.0;
+  const int warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  const double total = warp_sums(
+      {static_cast<double>(add_chunk_lanes(lane.sum_abs)), static_cast<double>(add_chunk_lanes(lane.sum_squared_error)),
+       static_cast<double>(add_chunk_lanes(lane.sum_squared_value)), static_cast<double>(lane.relative)});
+  if (place % 8 == 0) sums[place / 8][warp] = total;
   const uint32_t own[kPartialCounts] = {lane.selected,  lane.changed,   lane.nonzero, lane.zeroed,
                                         lane.nonfinite, lane.saturated, lane.sampled};
+  const bool rare = __any_sync(0xFFFFFFFFu, lane.zeroed | lane.nonfinite | lane.saturated | lane.sampled);
   const uint32_t max = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(lane.max));
 #pragma unroll
   for (int k = 0; k < kPartialCounts; ++k) {
-    const uint32_t total = __reduce_add_sync(0xFFFFFFFFu, own[k]);
-    if (threadIdx.x % 32 == 0) counts[k][warp] = total;
+    const uint32_t count = k < kCountZeroed || rare ? __reduce_add_sync(0xFFFFFFFFu, own[k]) : 0;
+    if (place == 0) counts[k][warp] = count;
   }
-  if (threadIdx.x % 32 == 0) {
-    sums[kPartialAbs][warp] = abs;
-    sums[kPartialSquaredError][warp] = error;
-    sums[kPartialSquaredValue][warp] = value;
-    sums[kPartialRelative][warp] = relative;
-    counts[kPartialCounts][warp] = max;
-  }
+  if (place == 0) counts[kPartialCounts][warp] = max;
   __syncthreads();
   const int k = threadIdx.x;
   if (k < kPartialSums) {
-    double total = 0;
+    double all = sums[k][0];
 #pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) total += sums[k][w];
-    const Digits digits = digits_of(total);
+    for (int w = 1; w < kThreads / 32; ++w) all += sums[k][w];
+    const Digits digits = digits_of(all);
 #pragma unroll
     for (int d = 0; d < 3; ++d) add_word(row + kWordSums + k * kDigits + digits.first + d, digits.digit[d]);
     if (digits.overflow) atomicOr(reinterpret_cast<unsigned long long*>(row + kWordOverflow), 1ull);
   } else if (k < kPartialSums + kPartialCounts) {
-    uint64_t total = 0;
+    uint32_t all = 0;
 #pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) total += counts[k - kPartialSums][w];
-    add_word(row + kWordCounts + k - kPartialSums, total);
+    for (int w = 0; w < kThreads / 32; ++w) all += counts[k - kPartialSums][w];
+    add_word(row + kWordCounts + k - kPartialSums, all);
   } else if (k == kPartialSums + kPartialCounts) {
-    uint32_t total = 0;
+    uint32_t bits = 0;
 #pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) total = ::max(total, counts[kPartialCounts][w]);
-    const double largest = static_cast<double>(__uint_as_float(total));
+    for (int w = 0; w < kThreads / 32; ++w) bits = ::max(bits, counts[kPartialCounts][w]);
+    const double largest = static_cast<double>(__uint_as_float(bits));
     if (largest > 0)
       atomicMax(reinterpret_cast<unsigned long long*>(row + kWordMax),
                 static_cast<unsigned long long>(__double_as_longlong(largest)));
@@ -176,9 +136,7 @@ __device__ __forceinline__ bool is_last_block(uint32_t* ticket) {
   return last;
 }
 
-// The control of this call, once whatever came before is finished. The whole block calls it.
 __device__ __forceinline__ Control begin(const Control& given, const Evidence& evidence) {
-  wait_for_input();
   return evidence.control != nullptr ? started(*evidence.control) : given;
 }
 

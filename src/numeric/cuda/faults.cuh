@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       values.bits[j] = after;
       if (evidence.ledger != nullptr)
-        add_element(lane, j, x, Type::value(after), before != after, selected, false, sampled);
+        add_element(lane, j, x, Type::value(after), before != after, selected, false, sampled, is_normal<Type>(x));
       if (positions && ++column == a.columns) column = 0, ++row;
     }
     store_chunk(data, first, count, values);
@@ -146,9 +146,9 @@ void launch_fault(const FaultArguments& a, const Traversal& traversal, void* dat
     if (is_plain_relative_gaussian(a, data))
       return launch_relative_gaussian<Type>(a, traversal, data, table, evidence, stream);
   }
-#define FL_LAUNCH(kind)                                                                                          \
-  case FaultKind::kind:                                                                                          \
-    launch("fault", fault_kernel<FaultKind::kind, Type>, traversal.segments, stream, a, traversal, values, table, evidence); \
+#define FL_LAUNCH(kind)                                                                                             \
+  case FaultKind::kind:                                                                                             \
+    launch("fault", fault_kernel<FaultKind::kind, Type>, traversal, stream, a, traversal, values, table, evidence); \
     break
   switch (a.kind) {
     FL_LAUNCH(kRelativeGaussian);

@@ -46,8 +46,8 @@ __device__ __forceinline__ uint32_t differs(uint32_t a, uint32_t b) {
 // The largest finite magnitude of a chunk, as bits; `finite`: whether all eight are.
 template <class Type>
 __device__ __forceinline__ uint32_t chunk_amax(const uint32_t (&x)[4], bool& finite) {
-  const uint32_t largest = __vmaxu2(__vmaxu2(x[0] & 0x7FFF7FFFu, x[1] & 0x7FFF7FFFu),
-                                    __vmaxu2(x[2] & 0x7FFF7FFFu, x[3] & 0x7FFF7FFFu));
+  const uint32_t largest =
+      __vmaxu2(__vmaxu2(x[0] & 0x7FFF7FFFu, x[1] & 0x7FFF7FFFu), __vmaxu2(x[2] & 0x7FFF7FFFu, x[3] & 0x7FFF7FFFu));
   uint32_t top = max(largest & 0xFFFFu, largest >> 16);
   finite = top < Type::kInf;
   if (!finite) {
@@ -72,7 +72,7 @@ struct HalfCount {
   }
 };
 
-// The strength sample of one chunk: only one chunk in 64 needs it, and true divisions are long.
+// The strength sample of one chunk: out of line, because only one chunk in 64 needs it.
 struct ChunkSample {
   float relative;
   uint32_t sampled;
@@ -80,14 +80,14 @@ struct ChunkSample {
 template <class Type>
 __device__ __noinline__ ChunkSample sample_chunk(ChunkSample sum, uint4 x, uint4 y) {
   const uint32_t before[4] = {x.x, x.y, x.z, x.w}, after[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll 4
+#pragma unroll
   for (int j = 0; j < kChunk; ++j) {
     const uint32_t half = 16 * (j & 1);
     const float value = Type::value(static_cast<uint16_t>(before[j >> 1] >> half)),
                 result = Type::value(static_cast<uint16_t>(after[j >> 1] >> half));
-    if (value == 0.0f) continue;  // zero, or settled: not finite
-    const float relative = (result - value) / value;
-    sum = {__fmaf_rn(relative, relative, sum.relative), sum.sampled + 1};
+    const bool normal = is_normal<Type>(value);  // neither zero nor settled
+    const float relative = normal ? relative_error(result - value, value) : 0.0f;
+    sum = {__fmaf_rn(relative, relative, sum.relative), sum.sampled + (normal ? 1u : 0u)};
   }
   return sum;
 }

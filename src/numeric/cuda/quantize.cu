@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(kThreads)
       const Bits after = same ? before : Type::round(y);
       values.bits[j] = after;
       if (evidence.ledger != nullptr)
-        add_element(lane, j, x, Type::value(after), before != after, selected, selected && saturated, sampled);
+        add_element(lane, j, x, Type::value(after), before != after, selected, selected && saturated, sampled,
+                    is_normal<Type>(x));
     }
     if (count > 0) store_chunk(data, first, count, values);
   }
@@ -94,9 +95,9 @@ void launch_quantize(const QuantizeArguments& q, const Traversal& traversal, voi
   if constexpr (Type::kWidth == 16) {
     if (is_plain_block_format(q, data)) return launch_block_format<Type>(q, traversal, data, evidence, stream);
   }
-#define FL_LAUNCH(kind)                                                                                       \
-  case FormatKind::kind:                                                                                      \
-    launch("quantize", quantize_kernel<FormatKind::kind, Type>, traversal.segments, stream, q, traversal, values, evidence); \
+#define FL_LAUNCH(kind)                                                                                             \
+  case FormatKind::kind:                                                                                            \
+    launch("quantize", quantize_kernel<FormatKind::kind, Type>, traversal, stream, q, traversal, values, evidence); \
     break
   switch (q.format.kind) {
     FL_LAUNCH(kMxfp4);

@@ -112,8 +112,7 @@ void launch_relative_gaussian(const FaultArguments& full, const Traversal& trave
                                     full.noise_key};
   const auto kernel =
       evidence.ledger != nullptr ? relative_gaussian_kernel<Type, true> : relative_gaussian_kernel<Type, false>;
-  launch("relative_gaussian", kernel, traversal.segments, stream, a, traversal, static_cast<uint4*>(data), table,
-         evidence);
+  launch("relative_gaussian", kernel, traversal, stream, a, traversal, static_cast<uint4*>(data), table, evidence);
 }
 
 }  // namespace faultline::cuda

@@ -7,6 +7,11 @@
 namespace faultline::cuda {
 namespace {
 
+__device__ __forceinline__ double warp_add(double value) {
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xFFFFFFFFu, value, offset);
+  return value;
+}
+
 struct Sums {
   double count = 0, max = 0, sum_abs = 0, sum = 0, sum_squares = 0;
 
