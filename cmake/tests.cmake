@@ -7,7 +7,7 @@ file(GLOB record_tests CONFIGURE_DEPENDS src/record/*_test.cpp)
 add_executable(record_test ${record_tests} $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)
 target_link_libraries(record_test PRIVATE faultline_third_party GTest::gtest GTest::gtest_main)
 
-file(GLOB torch_tests CONFIGURE_DEPENDS src/site/*_test.cpp src/numeric/*_test.cpp src/recipe/*_test.cpp)
+file(GLOB torch_tests CONFIGURE_DEPENDS src/site/*_test.cpp src/numeric/*_test.cpp src/tap/*_test.cpp src/recipe/*_test.cpp)
 add_executable(numeric_test ${torch_tests})
 set_target_properties(numeric_test PROPERTIES BUILD_RPATH "$ORIGIN/..;$ORIGIN;${TORCH_ROOT}/lib")
 target_precompile_headers(numeric_test REUSE_FROM faultline_lib)

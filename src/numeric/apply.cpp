@@ -300,6 +300,13 @@ void apply_on_cuda(const at::Tensor& x, const Rule& rule, Arguments arguments, c
 
 }  // namespace
 
+bool is_capturing([[maybe_unused]] const at::Tensor& x) {
+#ifdef FAULTLINE_WITH_CUDA
+  if (x.is_cuda()) return cuda::is_capturing(current_stream(x.device()));
+#endif
+  return false;
+}
+
 bool has_cuda_kernels() {
 #ifdef FAULTLINE_WITH_CUDA
   return true;

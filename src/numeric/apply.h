@@ -43,6 +43,8 @@ void check_tensor(const at::Tensor& x, const char* name);
 Dtype dtype_of(const at::Tensor& x);
 TensorShape shape_of(const at::Tensor& x);
 
+bool is_capturing(const at::Tensor& x);  // a CUDA graph is being captured on x's current stream
+
 bool has_cuda_kernels();  // whether this library was built with them
 
 }  // namespace faultline

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "numeric/apply.h"
+#include "numeric/gradient_mask.h"
 #include "numeric/resolution.h"
 
 namespace faultline {
@@ -132,25 +133,6 @@ at::Tensor meta_quantize(const at::Tensor& x, const std::string& format) {
   return at::empty_like(x, x.options(), at::MemoryFormat::Contiguous);
 }
 at::Tensor meta_scalar(const at::Tensor& x) { return at::empty({}, x.options().dtype(at::kLong)); }
-
-at::Tensor bit_weights(const at::Device& device) {  // 1, 2, 4, … 128
-  const at::Tensor place = at::arange(8, at::TensorOptions().dtype(at::kByte).device(device));
-  return at::bitwise_left_shift(at::ones_like(place), place);
-}
-
-// Eight booleans a byte.
-at::Tensor pack_bits(const at::Tensor& mask) {
-  const c10::SymInt padding = (8 - mask.sym_numel() % 8) % 8;
-  const at::Tensor bits = at::constant_pad_nd_symint(mask.reshape({-1}).to(at::kByte), {0, padding}).view({-1, 8});
-  const at::Tensor weights = bit_weights(mask.device());
-  return (bits * weights).sum(1, false, at::kByte);
-}
-
-at::Tensor unpack_bits(const at::Tensor& packed, c10::SymIntArrayRef sizes) {
-  const at::Tensor weights = bit_weights(packed.device());
-  const at::Tensor bits = packed.unsqueeze(1).bitwise_and(weights).ne(0).reshape({-1});
-  return bits.narrow_symint(0, 0, c10::multiply_integers(sizes)).view_symint(sizes);
-}
 
 // The operator again, below autograd, so that Meta and fake tensors find their own kernels.
 at::Tensor redispatch_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site,

@@ -38,6 +38,12 @@ const Segment* address_of(const Symbol& symbol) {
 const Segment* device_table16() { return address_of(kTable16); }
 const Segment* device_table32() { return address_of(kTable32); }
 
+bool is_capturing(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  (void)cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void fault_f32(const FaultArguments&, const Traversal&, void*, const Evidence&, cudaStream_t);
 void fault_bf16(const FaultArguments&, const Traversal&, void*, const Evidence&, cudaStream_t);
 void fault_f16(const FaultArguments&, const Traversal&, void*, const Evidence&, cudaStream_t);

@@ -29,6 +29,8 @@ void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const voi
 int64_t reference_scratch(const ReferenceArguments& r, Axis axis);
 void reference(const ReferenceArguments& r, Axis axis, const void* data, double* scratch, float* out, void* stream);
 
+bool is_capturing(void* stream);  // into a CUDA graph
+
 // keys: what fill_digest_keys() wrote, in device memory; state: three zeroed 64-bit words; result: one.
 void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream);
 void checksum(const void* data, int element_size, int64_t elements, uint64_t* result, void* stream);  // result zeroed

@@ -1,0 +1,111 @@
+#include "tap/boundary.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/ne.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "numeric/gradient_mask.h"
+
+namespace faultline {
+namespace {
+
+constexpr uint32_t kBoundaryTarget = 0x3FFF;  // in row keys, beside operators' numbers
+
+// Where the fault forced a constant. Inside a dead zone zeros were forced as well, whatever they had been.
+at::Tensor forced(const Rule& rule, const at::Tensor& x, const at::Tensor& y) {
+  return rule.what.kind == FaultKind::kDeadzone || rule.what.kind == FaultKind::kZero ? y.eq(0) : y.ne(x);
+}
+
+struct PassFunction : torch::autograd::Function<PassFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const std::shared_ptr<Plan>& plan, Row* row) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    at::Tensor y = x.clone();
+    plan->act(*row, y);
+    const bool masked = row->rule->rule.gradient == GradientRule::kMasked;
+    if (masked) context->save_for_backward({pack_bits(forced(row->rule->rule, x, y))});
+    context->saved_data["masked"] = masked;
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    at::Tensor gradient = gradients[0];
+    if (context->saved_data["masked"].toBool())
+      gradient = gradient.masked_fill(unpack_bits(context->get_saved_variables()[0], gradient.sym_sizes()), 0);
+    return {gradient, {}, {}};
+  }
+};
+
+// The value passes, its gradient is faulted. The plan that made the node is the one that acts, if it still does.
+struct GradientFunction : torch::autograd::Function<GradientFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t rule, int64_t place) {
+    context->saved_data["rule"] = rule;
+    context->saved_data["place"] = place;
+    return x.view_as(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    at::Tensor gradient = gradients[0];
+    const auto plan = active_plan();
+    if (plan && plan->armed() && gradient.defined()) {
+      const auto& rule = *plan->rules().at(static_cast<std::size_t>(context->saved_data["rule"].toInt()));
+      const Location location{static_cast<PlaceId>(context->saved_data["place"].toInt()), Phase::kActorBackward};
+      Row& row = plan->row(rule, kBoundaryTarget, "boundary", location, Surface::kGradient, gradient.device());
+      if (row.unreached.empty()) {
+        gradient = gradient.clone();
+        plan->act(row, gradient);
+      } else {
+        row.calls.fetch_add(1, std::memory_order_relaxed);
+      }
+    }
+    return {gradient, {}, {}};
+  }
+};
+
+bool means(const PlanRule& rule, const Place& place, Surface surface) {
+  const Selector& where = *rule.rule.where;
+  if (where.module_pattern.empty() || !rule_means_module(where, place)) return false;
+  if (where.module_pattern == "layer_output") return surface == Surface::kOutput;
+  if (where.module_pattern == "layer_input") return surface == Surface::kInput;
+  return where.surface == surface || (where.surface == Surface::kGradient && surface == Surface::kOutput);
+}
+
+}  // namespace
+
+at::Tensor pass_through(std::shared_ptr<Plan> plan, Row& row, const at::Tensor& x) {
+  return PassFunction::apply(x, plan, &row);
+}
+
+bool boundary_is_wanted(const Plan& plan, PlaceId id, Surface surface) {
+  const Place& place = place_of(id);
+  for (const auto& rule : plan.rules()) {
+    if (means(*rule, place, surface) && rule_means_layer(*rule->rule.where, place)) return true;
+  }
+  return false;
+}
+
+at::Tensor boundary(const at::Tensor& x, PlaceId id, Surface surface) {
+  const auto plan = active_plan();
+  if (!plan || !plan->armed()) return x;
+  const Place& place = place_of(id);
+  at::Tensor y = x;
+  for (const auto& rule : plan->rules()) {
+    if (!means(*rule, place, surface)) continue;
+    if (rule->rule.where->surface == Surface::kGradient) {
+      if (y.requires_grad()) y = GradientFunction::apply(y, static_cast<int64_t>(rule->index), static_cast<int64_t>(id));
+      continue;
+    }
+    const Location location{id, locate().phase};
+    Row& row = plan->row(*rule, kBoundaryTarget, "boundary", location, surface, y.device());
+    if (row.unreached.empty() && !can_fault(y)) row.unreached = "cannot fault this kind of tensor";
+    if (row.unreached.empty()) {
+      y = pass_through(plan, row, y);
+    } else {
+      row.calls.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  return y;
+}
+
+}  // namespace faultline

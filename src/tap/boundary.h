@@ -1,0 +1,18 @@
+// Boundaries: named tensors of a model (a decoder layer's output, a norm's input) that a rule may fault, with autograd.
+// A model passes such a tensor through boundary(); it returns the tensor itself unless a rule of the active plan means
+// that place and surface.
+#pragma once
+
+#include "tap/plan.h"
+
+namespace faultline {
+
+at::Tensor boundary(const at::Tensor& x, PlaceId place, Surface surface);
+
+// Whether any rule of the active plan means this module's surface; for clients that install hooks only where needed.
+bool boundary_is_wanted(const Plan& plan, PlaceId place, Surface surface);
+
+// A faulty copy of x through autograd: gradients pass straight, or are masked where the fault forced a constant.
+at::Tensor pass_through(std::shared_ptr<Plan> plan, Row& row, const at::Tensor& x);
+
+}  // namespace faultline

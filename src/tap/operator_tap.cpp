@@ -1,0 +1,276 @@
+#include "tap/operator_tap.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "base/error.h"
+#include "tap/operators.h"
+#include "tap/substitution.h"
+
+namespace faultline {
+namespace {
+
+// What is shared between plans: the wrapped kernels and the plan that acts. Never destroyed, because wrapped kernels may
+// run until the process ends.
+struct Tap {
+  std::mutex mutex;  // of arming
+  std::atomic<std::shared_ptr<Plan>> plan;
+  std::atomic<int64_t> running{0};  // wrapped calls in flight, all threads
+  std::map<std::pair<std::string, c10::DispatchKey>, uint32_t> wrapped;
+  std::vector<std::unique_ptr<torch::Library>> registrations;
+  std::vector<std::string> bases;  // base name of each wrapped operator, by target number
+  // For each wrapped operator the rules of the active plan that name it, one bit a rule; entries never move.
+  std::deque<std::atomic<uint64_t>> rules_of;
+};
+Tap& tap() {
+  static auto* the_tap = new Tap;
+  return *the_tap;
+}
+
+thread_local uint64_t acting = 0;  // rules inside one of whose calls this thread is: only the outermost call acts
+
+class RunningGuard {
+ public:
+  RunningGuard() { tap().running.fetch_add(1, std::memory_order_relaxed); }
+  ~RunningGuard() { tap().running.fetch_sub(1, std::memory_order_relaxed); }
+};
+class ActingGuard {
+ public:
+  explicit ActingGuard(uint64_t rules) : before_(acting) { acting |= rules; }
+  ~ActingGuard() { acting = before_; }
+
+ private:
+  uint64_t before_;
+};
+
+// A user's mistake inside an operator reaches Python as ValueError.
+template <class Function>
+void translated(Function&& function) {
+  try {
+    function();
+  } catch (const UsageError& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+void collect(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
+  }
+}
+
+bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& argument) {
+    return argument.defined() && argument.has_storage() && result.has_storage() &&
+           argument.storage().is_alias_of(result.storage());
+  });
+}
+
+struct TapKernel final : c10::OperatorKernel {
+  TapKernel(c10::SafeKernelFunction kernel, uint32_t number, const c10::FunctionSchema& schema, bool autograd)
+      : original(std::move(kernel)), target(number), results(results_of(schema)), above_autograd(autograd) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const RunningGuard running;
+    const uint64_t named = tap().rules_of[target].load(std::memory_order_acquire) & ~acting;
+    const std::shared_ptr<Plan> plan = named != 0 ? tap().plan.load() : nullptr;
+    if (!plan || !plan->armed()) {
+      original.callBoxed(op, keys, stack);
+      return;
+    }
+    const std::size_t arguments = op.schema().arguments().size();
+    std::vector<at::Tensor> given, written;
+    for (std::size_t i = 0; i < arguments; ++i) collect(torch::jit::peek(*stack, i, arguments), given);
+    for (const std::size_t i : results.written) collect(torch::jit::peek(*stack, i, arguments), written);
+    Location location = locate();
+    for (std::size_t i = 0; location.place == kNowhere && i < given.size(); ++i)
+      location.place = place_of_storage(given[i]);
+    translated([&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
+    if (above_autograd) {
+      const InputsDone done;
+      original.callBoxed(op, keys, stack);
+      return;
+    }
+    {
+      const ActingGuard guard(named);
+      original.callBoxed(op, keys, stack);
+    }
+    if (written.empty()) {
+      for (const std::size_t i : results.returned) collect(torch::jit::peek(*stack, i, op.schema().returns().size()), written);
+      std::erase_if(written, [&](const at::Tensor& result) { return shares_storage(result, given); });  // views
+    }
+    translated([&] { act(*plan, named, location, written); });
+  }
+
+  void act(Plan& plan, uint64_t named, const Location& location, const std::vector<at::Tensor>& tensors) const {
+    for (const auto& rule : plan.rules()) {
+      if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != Surface::kOutput) continue;
+      for (const at::Tensor& tensor : tensors) {
+        Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor.device());
+        if (row.unreached.empty() && !can_fault(tensor)) row.unreached = fmt::format("cannot fault {} tensors", c10::toString(tensor.scalar_type()));
+        if (row.unreached.empty()) {
+          const ActingGuard guard(~uint64_t{0});
+          plan.act(row, tensor);
+        } else {
+          row.calls.fetch_add(1, std::memory_order_relaxed);
+        }
+      }
+    }
+  }
+
+  const c10::SafeKernelFunction original;
+  const uint32_t target;
+  const Results results;
+  const bool above_autograd;  // wraps the Autograd key: replaces inputs and nothing else
+};
+
+// Keeps "Overriding a previously registered kernel" from being printed for what we do on purpose.
+class SilentWarnings : public c10::WarningHandler {
+ public:
+  SilentWarnings() : before_(c10::WarningUtils::get_warning_handler()) { c10::WarningUtils::set_warning_handler(this); }
+  ~SilentWarnings() override { c10::WarningUtils::set_warning_handler(before_); }
+  void process(const c10::Warning&) override {}
+
+ private:
+  c10::WarningHandler* before_;
+};
+
+std::vector<c10::DispatchKey> backends() {
+  std::vector<c10::DispatchKey> keys = {c10::DispatchKey::CPU, c10::DispatchKey::MkldnnCPU};
+  // Kernels of torch_cuda exist where it is loaded.
+  const auto mm = c10::Dispatcher::singleton().findSchema({"aten::mm", ""});
+  if (mm && mm->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) keys.push_back(c10::DispatchKey::CUDA);
+  return keys;
+}
+
+struct Wish {
+  c10::OperatorHandle op;
+  c10::DispatchKey key;
+};
+
+std::vector<Wish> wishes_of(const PlanRule& rule) {
+  const Selector& where = *rule.rule.where;
+  std::vector<Wish> wishes;
+  if (where.operator_pattern.empty()) return wishes;
+  for (const c10::DispatchKey key : backends()) {
+    for (const auto& op : resolve_operators(where.operator_pattern, where.except, key)) {
+      // mkldnn:: operators have their kernels at their own key only; everything else is reached by the plain one.
+      if (key == c10::DispatchKey::MkldnnCPU && !op.schema().name().starts_with("mkl")) continue;
+      wishes.push_back({op, key});
+      if (where.surface == Surface::kInput && key == c10::DispatchKey::CPU) wishes.push_back({op, c10::DispatchKey::AutogradCPU});
+      if (where.surface == Surface::kInput && key == c10::DispatchKey::CUDA) wishes.push_back({op, c10::DispatchKey::AutogradCUDA});
+    }
+  }
+  if (wishes.empty())
+    throw UsageError(fmt::format("rule '{}': operator '{}' has no kernel on the backends of this process", rule.rule.name,
+                                 where.operator_pattern));
+  return wishes;
+}
+
+uint32_t wrap(const Wish& wish) {
+  Tap& the_tap = tap();
+  const std::string name = full_name(wish.op.operator_name());
+  const auto found = the_tap.wrapped.find({name, wish.key});
+  if (found != the_tap.wrapped.end()) return found->second;
+  const auto number = static_cast<uint32_t>(the_tap.bases.size());
+  the_tap.bases.emplace_back(base_name(name));
+  the_tap.rules_of.emplace_back(0);
+  const std::size_t colons = name.find("::");
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, colons), wish.key, __FILE__, __LINE__);
+  library->impl(name.substr(colons + 2).c_str(),
+                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<TapKernel>(
+                    wish.op.getComputedKernelForDispatchKey(wish.key), number, wish.op.schema(),
+                    wish.key == c10::DispatchKey::AutogradCPU || wish.key == c10::DispatchKey::AutogradCUDA)));
+  the_tap.registrations.push_back(std::move(library));
+  the_tap.wrapped.emplace(std::pair{name, wish.key}, number);
+  return number;
+}
+
+}  // namespace
+
+std::shared_ptr<Plan> active_plan() { return tap().plan.load(); }
+
+void arm(std::shared_ptr<Plan> plan) {
+  static std::once_flag fork_handler;
+  std::call_once(fork_handler, [] { pthread_atfork(nullptr, nullptr, forget_plan_after_fork); });
+  Tap& the_tap = tap();
+  const std::lock_guard<std::mutex> lock(the_tap.mutex);
+  if (the_tap.plan.load() == plan) throw UsageError("this plan is armed already; disarm it first");
+  if (the_tap.plan.load() != nullptr) throw UsageError("another plan is armed in this process; disarm it first, or put both rules into one recipe");
+  std::vector<std::pair<uint32_t, Wish>> wishes;
+  bool new_kernels = false;
+  for (const auto& rule : plan->rules()) {
+    for (const Wish& wish : wishes_of(*rule)) {
+      wishes.emplace_back(rule->index, wish);
+      new_kernels |= !the_tap.wrapped.contains({full_name(wish.op.operator_name()), wish.key});
+    }
+  }
+  if (new_kernels && the_tap.running.load() > 0)
+    throw UsageError("operators are running on other threads; arm a plan that wraps new operators before they start");
+  std::map<uint32_t, uint64_t> rules_of;
+  {
+    const SilentWarnings silent;
+    for (const auto& [rule, wish] : wishes) rules_of[wrap(wish)] |= uint64_t{1} << rule;
+  }
+  for (std::size_t number = 0; number < the_tap.rules_of.size(); ++number) {
+    const auto found = rules_of.find(static_cast<uint32_t>(number));
+    the_tap.rules_of[number].store(found == rules_of.end() ? 0 : found->second, std::memory_order_release);
+  }
+  plan->set_armed(true);
+  the_tap.plan.store(std::move(plan));
+}
+
+void disarm() {
+  Tap& the_tap = tap();
+  const std::lock_guard<std::mutex> lock(the_tap.mutex);
+  const std::shared_ptr<Plan> plan = the_tap.plan.load();
+  if (!plan) return;
+  plan->set_armed(false);
+  for (auto& rules : the_tap.rules_of) rules.store(0, std::memory_order_release);
+  the_tap.plan.store(nullptr);
+}
+
+void unwrap_all() {
+  Tap& the_tap = tap();
+  const std::lock_guard<std::mutex> lock(the_tap.mutex);
+  if (the_tap.plan.load() != nullptr) throw UsageError("a plan is armed; disarm it before the kernels are restored");
+  if (the_tap.running.load() > 0) throw UsageError("operators are running on other threads; kernels are restored when they have ended");
+  while (!the_tap.registrations.empty()) the_tap.registrations.pop_back();  // the last wrapped first
+  the_tap.wrapped.clear();
+}
+
+std::vector<WrappedOperator> wrapped_operators() {
+  Tap& the_tap = tap();
+  const std::lock_guard<std::mutex> lock(the_tap.mutex);
+  std::vector<WrappedOperator> all;
+  for (const auto& [key, number] : the_tap.wrapped) all.push_back({key.first, c10::toString(key.second)});
+  return all;
+}
+
+std::vector<std::string> operators_of(const PlanRule& rule) {
+  std::set<std::string> names;
+  for (const Wish& wish : wishes_of(rule)) names.insert(full_name(wish.op.operator_name()));
+  return {names.begin(), names.end()};
+}
+
+void forget_plan_after_fork() {
+  Tap& the_tap = tap();
+  if (const auto plan = the_tap.plan.load()) {
+    for (auto& rules : the_tap.rules_of) rules.store(0);
+    the_tap.plan.store(nullptr);
+  }
+}
+
+}  // namespace faultline

@@ -1,0 +1,33 @@
+// The operator tap: backend kernels wrapped in place. A wrapper calls the original kernel and then lets the active
+// plan's rules act on what the call wrote, forward and backward, eager and under torch.compile's extern kernels. Each
+// (operator, backend) is wrapped once and stays wrapped; arming and disarming only change which plan is active.
+// Operators never named keep their kernel.
+#pragma once
+
+#include <memory>
+
+#include "tap/plan.h"
+
+namespace faultline {
+
+// Wraps what the plan needs, makes it the active one and arms it. Throws UsageError where another plan is active, or a
+// kernel would have to be wrapped while wrapped operators run on other threads (a registry must not change under them).
+void arm(std::shared_ptr<Plan> plan);
+void disarm();  // no plan is active any more; wrappers stay and cost about 100 ns a call
+
+// Restores every original kernel. Only while no thread runs operators.
+void unwrap_all();
+
+struct WrappedOperator {
+  std::string name;  // "aten::mm.out"
+  std::string key;   // "CPU"
+};
+std::vector<WrappedOperator> wrapped_operators();
+
+// The overloads a rule of the plan reaches on the backends of this process, for dry runs.
+std::vector<std::string> operators_of(const PlanRule& rule);
+
+// Called by at-fork handlers: a child inherits wrappers but not the evidence; its plan is dropped and says so.
+void forget_plan_after_fork();
+
+}  // namespace faultline

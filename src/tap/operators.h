@@ -1,0 +1,43 @@
+// Which operators a name means. A rule says a family (matmul), an exact operator (aten::mm, aten::mm.out, or aten::mm
+// for all its overloads) or a glob in any namespace (_C::*norm*); here it becomes the list of registered overloads that
+// write floating-point numbers. Composite operators (aten::linear, aten::matmul) dissolve into these before a backend
+// runs and are never wrapped themselves.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace faultline {
+
+struct Family {
+  std::string_view name;
+  std::string_view summary;
+  std::vector<std::string_view> operators;  // base names and globs
+};
+std::span<const Family> families();  // all_ops and every among them
+
+bool glob_matches(std::string_view pattern, std::string_view text);  // * and ?
+
+std::string full_name(const c10::OperatorName& name);       // "aten::mm.out"
+std::string_view base_name(std::string_view operator_name);  // "aten::mm"
+
+// The family of a base name other than all_ops and every; "" if none.
+std::string_view family_of(std::string_view base);
+
+// Every registered overload that the pattern means and `key` has a kernel of its own for. Throws UsageError with the
+// nearest names where nothing matches, and says why where only composite operators do.
+std::vector<c10::OperatorHandle> resolve_operators(const std::string& pattern, const std::vector<std::string>& except,
+                                                   c10::DispatchKey key);
+
+// Where an operator's results are: written arguments (in-place, out=), or returned tensors.
+struct Results {
+  std::vector<std::size_t> written;   // argument positions
+  std::vector<std::size_t> returned;  // return positions; used where nothing is written
+};
+Results results_of(const c10::FunctionSchema& schema);
+
+}  // namespace faultline

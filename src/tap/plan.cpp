@@ -1,0 +1,300 @@
+#include "tap/plan.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+#include "numeric/apply.h"
+#include "numeric/resolution.h"
+#include "tap/operators.h"
+#include "tap/substitution.h"
+
+namespace faultline {
+namespace {
+
+constexpr std::size_t kSlots = 256;  // rows a block of device memory holds
+constexpr std::size_t kMaxRules = 64;
+
+// Where a kind's leading parameter is folded into tables at lowering, a schedule could not reach captured graphs.
+bool strength_is_lowered(const Rule& rule) { return rule.what.kind == FaultKind::kBitflip; }
+
+uint64_t row_key(uint32_t rule, uint32_t target, const Location& location, Surface surface, const at::Device& device) {
+  return static_cast<uint64_t>(rule) | static_cast<uint64_t>(target & 0x3FFFu) << 6 |
+         static_cast<uint64_t>(location.place) << 20 | static_cast<uint64_t>(location.phase) << 52 |
+         static_cast<uint64_t>(surface) << 56 | static_cast<uint64_t>(device.is_cuda() ? device.index() + 1 : 0) << 58;
+}
+
+bool is_layer_text(const std::string& text) { return text.find_first_not_of("0123456789-") == std::string::npos; }
+
+bool layer_text_holds(const std::string& text, int64_t layer) {
+  int64_t first = -1, last = -1;
+  const std::size_t dash = text.find('-');
+  std::from_chars(text.data(), text.data() + std::min(dash, text.size()), first);
+  last = first;
+  if (dash != std::string::npos) std::from_chars(text.data() + dash + 1, text.data() + text.size(), last);
+  return layer >= first && layer <= last;
+}
+
+bool names_place(const std::string& pattern, const Place& place) {
+  return pattern == place.role || glob_matches(pattern, place.path) || glob_matches("*." + pattern, place.path);
+}
+
+std::atomic<uint64_t> generations{0};
+
+}  // namespace
+
+PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases) {
+  PhaseSet set;
+  for (const Phase on : {Phase::kRollout, Phase::kActorForward, Phase::kActorBackward, Phase::kEval, Phase::kDiagnose})
+    set.set(static_cast<std::size_t>(on));
+  for (const Node* phases : {&recipe_phases, &rule_phases}) {
+    if (!phases->is_map()) continue;
+    for (const auto& [name, value] : phases->entries()) {
+      const auto phase = phase_by_name(name);
+      if (!phase) continue;  // race: not a phase of a model
+      set.set(static_cast<std::size_t>(*phase), value.is_boolean() ? value.as_bool() : value.as_string() != "clean");
+    }
+  }
+  set.set(static_cast<std::size_t>(Phase::kRecompute), set.test(static_cast<std::size_t>(Phase::kActorForward)));
+  return set;
+}
+
+bool can_fault(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_meta()) return false;
+  const at::ScalarType type = tensor.scalar_type();
+  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || (type == at::kDouble && tensor.is_cpu());
+}
+
+bool rule_means_module(const Selector& where, const Place& place) {
+  const std::string& pattern = where.module_pattern;
+  if (pattern == "layer_output" || pattern == "layer_input") return place.role == "layer";
+  if (pattern == "norm") return place.role == "rmsnorm";
+  return names_place(pattern, place);
+}
+
+bool rule_means_layer(const Selector& where, const Place& place) {
+  if (where.layers.empty()) return true;
+  return std::any_of(where.layers.begin(), where.layers.end(), [&](const LayerRange& range) {
+    return place.layer >= range.first && place.layer <= range.last;
+  });
+}
+
+// Control and ledger rows on one device, in blocks that never move: captured graphs hold their addresses.
+struct Plan::Table {
+  at::Device device = at::kCPU;
+  struct Block {
+    at::Tensor controls;  // (kSlots, 10) int32
+    at::Tensor ledgers;   // (kSlots, kLedgerWords) int64
+  };
+  std::vector<Block> blocks;
+  std::vector<Control> mirror;  // what the control rows hold at the start of a step
+  std::vector<Row*> rows;
+};
+
+Plan::Plan(std::vector<Rule> rules, PlanSettings settings)
+    : settings_(std::move(settings)), generation_(++generations), weights_(std::make_unique<WeightCache>()) {
+  if (rules.empty()) throw UsageError("a plan needs at least one rule under faults:");
+  if (rules.size() > kMaxRules) throw UsageError(fmt::format("a plan has at most {} rules; got {}", kMaxRules, rules.size()));
+  for (Rule& rule : rules) {
+    auto entry = std::make_unique<PlanRule>();
+    entry->phases = read_phases(rule.phases, settings_.phases);
+    entry->index = static_cast<uint32_t>(rules_.size());
+    entry->rule = std::move(rule);
+    const Rule& read = entry->rule;
+    if (!read.where) throw UsageError(fmt::format("rule '{}' does not say where", read.name));
+    if (entry->phases.none()) throw UsageError(fmt::format("rule '{}' acts in no phase", read.name));
+    if (read.schedule && strength_is_lowered(read))
+      throw UsageError(fmt::format("rule '{}': the rate of {} cannot follow a schedule; give one rule for each window of steps",
+                                   read.name, kind_name(read.what.kind)));
+    if (read.where->surface == Surface::kGradient && !read.where->operator_pattern.empty())
+      throw UsageError(fmt::format("rule '{}': an operator has no gradient surface; its backward operators are reached by "
+                                   "surface output in phase actor_backward, or name a module", read.name));
+    if (read.where->surface == Surface::kWeight && !read.where->module_pattern.empty())
+      throw UsageError(fmt::format("rule '{}': surface weight belongs to an operator rule (operator: matmul); narrow it by "
+                                   "layer or except", read.name));
+    if (read.where->surface == Surface::kWeight && read.gradient == GradientRule::kMasked)
+      throw UsageError(fmt::format("rule '{}': gradient masked has no meaning for a weight, whose gradient goes to the master", read.name));
+    if (read.where->surface == Surface::kWeight && read.what.kind != FaultKind::kQuantize && read.lifetime.kind != Lifetime::kPermanent)
+      throw UsageError(fmt::format("rule '{}': a weight is faulted once and kept; lifetime must be permanent", read.name));
+    rules_.push_back(std::move(entry));
+  }
+}
+
+Plan::~Plan() = default;
+
+double Plan::strength_of(const PlanRule& rule, PlaceId place) const {
+  if (!rule.rule.schedule) return rule.rule.what.strength;
+  const int64_t layer = place_of(place).layer;
+  const ScheduleSpec& schedule = *rule.rule.schedule;
+  const int64_t count = std::max<int64_t>(settings_.layer_count, layer + 1);
+  return strength_at(schedule, step_, settings_.total_steps) *
+         layer_multiplier(schedule, layer < 0 ? kNoLayer : layer, count, step_, settings_.total_steps);
+}
+
+void Plan::write_controls(Table& table) {
+  for (std::size_t slot = 0; slot < table.rows.size(); ++slot) {
+    Control& control = table.mirror[slot];
+    Row& row = *table.rows[slot];
+    row.strength = strength_of(*row.rule, row.place);
+    control.armed = armed() ? 1 : 0;
+    control.strength = static_cast<float>(row.strength);
+    control.step = static_cast<uint32_t>(step_);
+    control.call = 0;
+    control.phase = static_cast<uint32_t>(row.phase);
+    control.progress = 0;
+  }
+  for (std::size_t b = 0; b < table.blocks.size(); ++b) {
+    const std::size_t first = b * kSlots, count = std::min(kSlots, table.rows.size() - std::min(first, table.rows.size()));
+    if (count == 0) break;
+    at::Tensor staged = at::zeros({static_cast<int64_t>(count), static_cast<int64_t>(sizeof(Control) / 4)}, at::kInt);
+    std::memcpy(staged.mutable_data_ptr<int32_t>(), table.mirror.data() + first, count * sizeof(Control));
+    table.blocks[b].controls.narrow(0, 0, static_cast<int64_t>(count)).copy_(staged, /*non_blocking=*/true);
+  }
+}
+
+void Plan::set_armed(bool armed) {
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  if (armed_ == armed) return;
+  armed_ = armed;
+  // Only the flag: call numbers go on.
+  for (auto& table : tables_) {
+    for (auto& block : table->blocks) block.controls.select(1, 0).fill_(armed ? 1 : 0);
+  }
+}
+
+void Plan::begin_step(int64_t step) {
+  if (step < 0 || step > 0xFFFFFFFFll) throw UsageError(fmt::format("step {} is out of range; steps count from 0", step));
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  step_ = step;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (auto& table : tables_) write_controls(*table);
+}
+
+std::string Plan::why_unreached(const PlanRule& rule, const Location& location, Surface surface) const {
+  if (!rule.phases.test(static_cast<std::size_t>(location.phase)))
+    return fmt::format("phase {} is off", phase_name(location.phase));
+  if (surface == Surface::kInput && location.phase == Phase::kActorBackward) return "inputs are faulted going forward; backward uses the saved ones";
+  const Selector& where = *rule.rule.where;
+  const Place& place = place_of(location.place);
+  if (!where.layers.empty() && location.place == kNowhere) return "its layer is not known";
+  if (!rule_means_layer(where, place)) return "not one of the rule's layers";
+  for (const std::string& text : where.except) {
+    if (is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place)) return "excepted by the rule";
+  }
+  if (place.role == "router" && where.module_pattern != "router" && !settings_.force_routers)
+    return "a router is faulted only by a rule that names it (module: router)";
+  if (place.role == "lora" && where.module_pattern != "lora") return "an adapter is faulted only by a rule that names it (module: lora)";
+  return "";
+}
+
+Plan::Table& Plan::table_of(const at::Device& device) {
+  for (auto& table : tables_) {
+    if (table->device == device) return *table;
+  }
+  tables_.push_back(std::make_unique<Table>());
+  tables_.back()->device = device;
+  return *tables_.back();
+}
+
+Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
+               Surface surface, const at::Device& device) {
+  const uint64_t key = row_key(rule.index, target, location, surface, device);
+  thread_local std::unordered_map<uint64_t, Row*> known;
+  thread_local uint64_t known_generation = 0;
+  if (known_generation != generation_) known.clear(), known_generation = generation_;
+  if (const auto found = known.find(key); found != known.end()) return *found->second;
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  Row*& entry = by_key_[key];
+  if (entry == nullptr) {
+    auto made = std::make_unique<Row>();
+    made->rule = &rule;
+    made->target = std::string(target_name);
+    made->place = location.place;
+    made->phase = location.phase;
+    made->surface = surface;
+    made->device = device;
+    made->unreached = why_unreached(rule, location, surface);
+    entry = made.get();
+    rows_.push_back(std::move(made));
+  }
+  known[key] = entry;
+  return *entry;
+}
+
+void Plan::act(Row& row, const at::Tensor& x) {
+  const Rule& rule = row.rule->rule;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const std::lock_guard<std::mutex> row_lock(row.mutex);
+  if (!row.ledger.defined()) {
+    check_tensor(x, "an operator's result");
+    check_visible(rule, dtype_of(x));
+    make_row(row, x);
+  }
+  if (dtype_of(x) != row.dtype)
+    throw UsageError(fmt::format("rule '{}': {} at {} gave {} before and gives {} now; a site has one dtype", rule.name,
+                                 row.target, place_of(row.place).path, dtype_name(row.dtype), dtype_name(dtype_of(x))));
+  apply_(x, rule, row.keys, Control{}, {row.control, row.ledger, {}});
+  row.calls.fetch_add(1, std::memory_order_relaxed);
+  if (is_capturing(x)) row.captured.fetch_add(1, std::memory_order_relaxed);
+  if (row.strengths.empty() || row.strengths.back().first != row.strength) row.strengths.emplace_back(row.strength, 0);
+  row.strengths.back().second += 1;
+}
+
+void Plan::make_row(Row& row, const at::Tensor& x) {
+  const Rule& rule = row.rule->rule;
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  if (is_capturing(x))
+    throw UsageError(fmt::format("rule '{}' met a new site, {} of {}, while a CUDA graph was being captured; run the step once "
+                                 "before capturing it (as torch's warm-up does)",
+                                 rule.name, row.target, row.place == kNowhere ? "an unknown place" : place_of(row.place).path));
+  Table& table = table_of(x.device());
+  if (table.rows.size() == table.blocks.size() * kSlots) {
+    const auto options = at::TensorOptions().device(x.device());
+    table.blocks.push_back({at::zeros({kSlots, sizeof(Control) / 4}, options.dtype(at::kInt)),
+                            at::zeros({kSlots, kLedgerWords}, options.dtype(at::kLong))});
+  }
+  row.slot = table.rows.size();
+  table.rows.push_back(&row);
+  table.mirror.emplace_back();
+  const auto& block = table.blocks[row.slot / kSlots];
+  row.control = block.controls.select(0, static_cast<int64_t>(row.slot % kSlots));
+  // The site's name is where it is and what family computes there: the same unit in rollout, training and compiled
+  // code, whichever overload runs.
+  const std::string_view family = family_of(row.target);
+  const std::string& path = place_of(row.place).path;
+  row.keys = make_keys({settings_.seed, fmt::format("{}:{}", path, family.empty() ? std::string_view(row.target) : family), 0}, rule.name);
+  row.dtype = dtype_of(x);
+  row.first_shape = x.sizes().vec();
+  row.first_step = step_;
+  Control control;
+  control.armed = armed() ? 1 : 0;
+  row.strength = strength_of(*row.rule, row.place);
+  control.strength = static_cast<float>(row.strength);
+  control.step = static_cast<uint32_t>(step_);
+  control.phase = static_cast<uint32_t>(row.phase);
+  at::Tensor staged = at::zeros({static_cast<int64_t>(sizeof(Control) / 4)}, at::kInt);
+  std::memcpy(staged.mutable_data_ptr<int32_t>(), &control, sizeof control);
+  row.control.copy_(staged, /*non_blocking=*/true);
+  row.ledger = block.ledgers.select(0, static_cast<int64_t>(row.slot % kSlots));
+}
+
+std::vector<Plan::Evidence> Plan::read_evidence() {
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<Evidence> evidence;
+  for (auto& table : tables_) {
+    std::vector<at::Tensor> ledgers;
+    for (auto& block : table->blocks) ledgers.push_back(block.ledgers.cpu());
+    for (std::size_t slot = 0; slot < table->rows.size(); ++slot) {
+      const at::Tensor columns = ledger_columns(ledgers[slot / kSlots].select(0, static_cast<int64_t>(slot % kSlots)));
+      evidence.push_back({table->rows[slot], read_ledger(columns.const_data_ptr<double>())});
+    }
+  }
+  return evidence;
+}
+
+}  // namespace faultline

@@ -1,0 +1,138 @@
+// A plan: the rules that are armed in this process, the sites they met, and the evidence. One plan is active at a time.
+// A site is (rule, operator or boundary, place, phase); the first call that reaches it makes its row: random keys, a
+// control row and a ledger row in device memory (Note [Control] in numeric/arguments.h). Strength, step and arming
+// change by rewriting control rows, so captured CUDA graphs follow without being captured again, and nothing
+// synchronises until the ledger is read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <atomic>
+#include <bitset>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json_fwd.hpp>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "numeric/evidence.h"
+#include "numeric/lower.h"
+#include "numeric/rule.h"
+#include "tap/scope.h"
+
+namespace faultline {
+
+using PhaseSet = std::bitset<kPhases>;
+// `phases:` of a rule, or of the recipe where the rule says nothing, or the default: rollout, actor forward and
+// backward, eval and diagnose. A recomputation is faulted where the actor's forward is.
+PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases);
+
+struct PlanSettings {
+  uint64_t seed = 0;
+  Node phases;               // the recipe's, or null
+  int64_t total_steps = 1;   // for schedules
+  int64_t layer_count = 0;   // for per-layer schedules; 0: not known
+  bool force_routers = false;
+};
+
+struct PlanRule {
+  Rule rule;
+  PhaseSet phases;
+  uint32_t index = 0;
+};
+
+// What a row has been asked to do, host side. Rows that no rule may act on keep the reason, for the coverage report.
+struct Row {
+  const PlanRule* rule = nullptr;
+  std::string target;  // operator base name, or "boundary"
+  PlaceId place = kNowhere;
+  Phase phase = Phase::kRollout;
+  Surface surface = Surface::kOutput;
+  std::string unreached;  // why the rule does not act here; "": it does
+  Keys keys;
+  at::Tensor control;
+  at::Tensor ledger;
+  std::size_t slot = 0;
+  at::Device device = at::kCPU;
+  Dtype dtype = Dtype::kFloat32;
+  std::vector<int64_t> first_shape;
+  int64_t first_step = 0;
+  std::atomic<int64_t> calls{0};       // issued by the host; replays of a captured graph are not among them
+  std::atomic<int64_t> uses{0};        // of a weight's faulted copy
+  std::atomic<int64_t> captured{0};    // of these, calls that were recorded into a CUDA graph and did not run then
+  double strength = 0;                 // at this step
+  std::vector<std::pair<double, int64_t>> strengths;  // strength and calls issued with it, in order
+  std::mutex mutex;                    // one thread acts at a time: a CPU row's words are plain memory
+};
+
+class WeightCache;
+
+class Plan : public std::enable_shared_from_this<Plan> {
+ public:
+  Plan(std::vector<Rule> rules, PlanSettings settings);
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  const std::vector<std::unique_ptr<PlanRule>>& rules() const { return rules_; }
+  const PlanSettings& settings() const { return settings_; }
+
+  bool armed() const { return armed_.load(std::memory_order_relaxed); }
+  void set_armed(bool armed);
+  void begin_step(int64_t step);  // call numbers start again, strengths follow their schedules
+  int64_t step() const { return step_; }
+
+  // The row of a site, made at its first call. Never null; look at `unreached`.
+  Row& row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
+           Surface surface, const at::Device& device);
+  // Lets the row's rule act on x, in place, below autograd.
+  void act(Row& row, const at::Tensor& x);
+
+  // A forward of the whole model began (the root scope); expected counts are per forward.
+  void count_forward(Phase phase) { forwards_[static_cast<std::size_t>(phase)] += 1; }
+  int64_t forwards(Phase phase) const { return forwards_[static_cast<std::size_t>(phase)]; }
+
+  struct Evidence {
+    const Row* row;
+    LedgerNumbers numbers;
+  };
+  std::vector<Evidence> read_evidence();  // synchronises once a device
+
+  WeightCache& weights() { return *weights_; }
+  const std::vector<std::unique_ptr<Row>>& all_rows() const { return rows_; }
+
+ private:
+  struct Table;
+  Table& table_of(const at::Device& device);
+  double strength_of(const PlanRule& rule, PlaceId place) const;
+  void write_controls(Table& table);
+  void make_row(Row& row, const at::Tensor& x);
+  std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface) const;
+
+  std::vector<std::unique_ptr<PlanRule>> rules_;
+  PlanSettings settings_;
+  uint64_t generation_;
+  std::atomic<bool> armed_{false};
+  int64_t step_ = 0;
+  std::array<std::atomic<int64_t>, kPhases> forwards_{};
+  std::shared_mutex mutex_;
+  std::unordered_map<uint64_t, Row*> by_key_;
+  std::vector<std::unique_ptr<Row>> rows_;
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::unique_ptr<WeightCache> weights_;
+};
+
+// The plan that acts in this process, or null.
+std::shared_ptr<Plan> active_plan();
+
+bool can_fault(const at::Tensor& tensor);  // a dense tensor of a dtype that faults act on
+
+// Whether `where.module` or `where.layer`, `except` mean this place.
+bool rule_means_module(const Selector& where, const Place& place);
+bool rule_means_layer(const Selector& where, const Place& place);
+
+}  // namespace faultline

@@ -1,0 +1,195 @@
+#include "tap/scope.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+
+namespace faultline {
+namespace {
+
+constexpr std::array<std::string_view, kPhases> kPhaseNames = {"rollout", "actor_forward", "actor_backward", "recompute",
+                                                               "ref",     "eval",          "critic",         "diagnose"};
+constexpr std::size_t kLongTimeLine = 1u << 20;
+
+// From `sequence` on, autograd nodes made by this thread belong to `place`.
+struct Change {
+  uint64_t sequence;
+  PlaceId place;
+};
+struct TimeLine {
+  std::mutex mutex;
+  std::vector<Change> changes;
+};
+struct TimeLines {
+  std::shared_mutex mutex;
+  std::unordered_map<uint64_t, std::unique_ptr<TimeLine>> of_thread;
+};
+TimeLines& time_lines() {
+  static auto* all = new TimeLines;
+  return *all;
+}
+
+TimeLine& own_time_line() {
+  thread_local TimeLine* own = nullptr;
+  if (own == nullptr) {
+    TimeLines& all = time_lines();
+    const std::unique_lock<std::shared_mutex> lock(all.mutex);
+    auto& entry = all.of_thread[at::RecordFunction::currentThreadId()];
+    if (!entry) entry = std::make_unique<TimeLine>();
+    own = entry.get();
+  }
+  return *own;
+}
+
+struct Frame {
+  PlaceId place;
+  const void* node;  // the autograd node that ran when the scope was pushed
+};
+thread_local std::vector<Frame> frames;
+
+std::atomic<int> process_phase{-1};
+
+void note_change(PlaceId place) {
+  if (!at::GradMode::is_enabled()) return;
+  TimeLine& line = own_time_line();
+  const std::lock_guard<std::mutex> lock(line.mutex);
+  const uint64_t sequence = at::sequence_number::peek();
+  if (!line.changes.empty() && line.changes.back().sequence == sequence) {
+    line.changes.back().place = place;
+    return;
+  }
+  if (line.changes.size() >= kLongTimeLine)
+    line.changes.erase(line.changes.begin(), line.changes.begin() + kLongTimeLine / 2);
+  line.changes.push_back({sequence, place});
+}
+
+PlaceId place_of_node(const torch::autograd::Node& node) {
+  const uint64_t sequence = node.sequence_nr();
+  if (sequence == UINT64_MAX) return kNowhere;  // AccumulateGrad
+  TimeLines& all = time_lines();
+  const std::shared_lock<std::shared_mutex> lock(all.mutex);
+  const auto found = all.of_thread.find(node.thread_id());
+  if (found == all.of_thread.end()) return kNowhere;
+  TimeLine& line = *found->second;
+  const std::lock_guard<std::mutex> line_lock(line.mutex);
+  const auto after = std::upper_bound(line.changes.begin(), line.changes.end(), sequence,
+                                      [](uint64_t value, const Change& change) { return value < change.sequence; });
+  return after == line.changes.begin() ? kNowhere : std::prev(after)->place;
+}
+
+struct Parameters {
+  std::shared_mutex mutex;
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    PlaceId place;
+  };
+  std::unordered_map<const void*, Entry> entries;  // by the storage's address
+};
+Parameters& parameters() {
+  static auto* all = new Parameters;
+  return *all;
+}
+
+const void* storage_address(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()->data() : nullptr;
+}
+
+}  // namespace
+
+std::string_view phase_name(Phase phase) { return kPhaseNames[static_cast<std::size_t>(phase)]; }
+
+std::optional<Phase> phase_by_name(std::string_view name) {
+  const auto found = std::find(kPhaseNames.begin(), kPhaseNames.end(), name);
+  if (found == kPhaseNames.end()) return {};
+  return static_cast<Phase>(found - kPhaseNames.begin());
+}
+
+void set_phase(std::optional<Phase> phase) { process_phase = phase ? static_cast<int>(*phase) : -1; }
+std::optional<Phase> get_phase() {
+  const int phase = process_phase;
+  return phase < 0 ? std::nullopt : std::optional(static_cast<Phase>(phase));
+}
+
+void push_scope(PlaceId place) {
+  frames.push_back({place, torch::autograd::get_current_node().get()});
+  note_change(place);
+}
+
+void pop_scope() {
+  FL_ASSERT(!frames.empty());
+  frames.pop_back();
+  note_change(frames.empty() ? kNowhere : frames.back().place);
+}
+
+Location locate() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) {
+    const Phase phase = get_phase().value_or(at::GradMode::is_enabled() ? Phase::kActorForward : Phase::kRollout);
+    return {frames.empty() ? kNowhere : frames.back().place, phase};
+  }
+  // A scope pushed inside the running node is a checkpoint's recomputation; scopes from outside say nothing about it.
+  if (!frames.empty() && frames.back().node == node.get()) return {frames.back().place, Phase::kRecompute};
+  return {place_of_node(*node), Phase::kActorBackward};
+}
+
+void forget_time_lines() {
+  TimeLines& all = time_lines();
+  const std::shared_lock<std::shared_mutex> lock(all.mutex);
+  for (auto& [thread, line] : all.of_thread) {
+    const std::lock_guard<std::mutex> line_lock(line->mutex);
+    line->changes.clear();
+  }
+}
+
+void register_parameter(const at::Tensor& parameter, PlaceId place) {
+  const void* address = storage_address(parameter);
+  if (address == nullptr) return;
+  Parameters& all = parameters();
+  const std::unique_lock<std::shared_mutex> lock(all.mutex);
+  // Tied weights (embedding and lm_head) have two owners: neither can be told from the storage.
+  const auto found = all.entries.find(address);
+  const bool tied = found != all.entries.end() && !found->second.tensor.expired() && found->second.place != place;
+  all.entries.insert_or_assign(
+      address, Parameters::Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), tied ? kNowhere : place});
+}
+
+void forget_parameters() {
+  Parameters& all = parameters();
+  const std::unique_lock<std::shared_mutex> lock(all.mutex);
+  all.entries.clear();
+}
+
+PlaceId place_of_storage(const at::Tensor& tensor) {
+  const void* address = storage_address(tensor);
+  if (address == nullptr) return kNowhere;
+  Parameters& all = parameters();
+  const std::shared_lock<std::shared_mutex> lock(all.mutex);
+  const auto found = all.entries.find(address);
+  return found == all.entries.end() || found->second.tensor.expired() ? kNowhere : found->second.place;
+}
+
+at::Tensor parameter_of_storage(const at::Tensor& tensor) {
+  const void* address = storage_address(tensor);
+  if (address == nullptr) return {};
+  Parameters& all = parameters();
+  const std::shared_lock<std::shared_mutex> lock(all.mutex);
+  const auto found = all.entries.find(address);
+  if (found == all.entries.end()) return {};
+  auto locked = found->second.tensor.lock();
+  if (!locked) return {};
+  return at::Tensor(std::move(locked));
+}
+
+}  // namespace faultline

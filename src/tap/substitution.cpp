@@ -1,0 +1,93 @@
+#include "tap/substitution.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <fmt/format.h>
+
+#include "numeric/apply.h"
+#include "tap/boundary.h"
+
+namespace faultline {
+namespace {
+
+thread_local bool inputs_done = false;
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+}  // namespace
+
+InputsDone::InputsDone() : before_(inputs_done) { inputs_done = true; }
+InputsDone::~InputsDone() { inputs_done = before_; }
+
+at::Tensor WeightCache::faulted(Plan& plan, Row& row, const at::Tensor& parameter, const at::Tensor& argument) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const void* storage = parameter.storage().unsafeGetStorageImpl();
+  Entry& entry = entries_[row.rule->index][storage];
+  const bool good = entry.copy.defined() && !entry.storage.expired() && entry.version == version_of(parameter) &&
+                    entry.epoch == epoch_;
+  if (!good) {
+    const at::Tensor master = parameter.detach();
+    at::Tensor copy = at::empty_strided(master.sizes(), master.strides(), master.options());
+    copy.copy_(master);
+    plan.act(row, copy);
+    entry.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(parameter.storage().getIntrusivePtr());
+    entry.master = master, entry.copy = copy, entry.digest = digest(master);
+    entry.version = version_of(parameter), entry.epoch = epoch_, entry.place = row.place;
+  }
+  row.uses.fetch_add(1, std::memory_order_relaxed);
+  return at::as_strided(entry.copy, argument.sizes(), argument.strides(),
+                        argument.storage_offset() - parameter.storage_offset());
+}
+
+std::vector<std::string> WeightCache::changed_masters() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [rule, weights] : entries_) {
+    for (const auto& [storage, entry] : weights) {
+      if (entry.storage.expired() || entry.epoch != epoch_ || entry.version != version_of(entry.master)) continue;
+      if (digest(entry.master).item<int64_t>() != entry.digest.item<int64_t>()) names.push_back(place_of(entry.place).path);
+    }
+  }
+  return names;
+}
+
+void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& base, const c10::FunctionSchema& schema,
+                const Location& location, torch::jit::Stack* stack, bool above_autograd) {
+  const std::size_t count = schema.arguments().size();
+  for (const auto& rule : plan.rules()) {
+    const Surface surface = rule->rule.where->surface;
+    if ((named >> rule->index & 1) == 0) continue;
+    const bool weights = surface == Surface::kWeight && !above_autograd;
+    const bool inputs = surface == Surface::kInput && (above_autograd || !inputs_done);
+    if (!weights && !inputs) continue;
+    for (std::size_t i = 0; i < count; ++i) {
+      c10::IValue& value = torch::jit::peek(*stack, i, count);
+      if (!value.isTensor() || !value.toTensor().defined() || is_written(schema.arguments()[i])) continue;
+      const at::Tensor argument = value.toTensor();
+      if (!can_fault(argument)) continue;
+      const at::Tensor parameter = parameter_of_storage(argument);
+      // A bias is a parameter too, but not a weight: formats and W4A16 mean matrices.
+      if (weights && (!parameter.defined() || parameter.dim() < 2)) continue;
+      if (inputs && parameter.defined()) continue;
+      Location at = location;
+      if (weights) at.place = place_of_storage(argument) != kNowhere ? place_of_storage(argument) : location.place;
+      Row& row = plan.row(*rule, target, base, at, surface, argument.device());
+      if (!row.unreached.empty()) {
+        row.calls.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
+      value = weights ? plan.weights().faulted(plan, row, parameter, argument)
+                      : pass_through(plan.shared_from_this(), row, argument);
+    }
+  }
+}
+
+}  // namespace faultline

@@ -1,0 +1,55 @@
+// Faults on what goes into an operator. A weight is replaced by a faulted copy in forward, recomputation and backward
+// alike, so that grad_x = g Q(W) while grad_W = g^T x and the master weight stays as it is. An input is replaced above
+// autograd, so that the saved one is the faulty one: grad_W = g^T Q(x). Nothing of the caller's is changed in place.
+#pragma once
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "tap/plan.h"
+
+namespace faultline {
+
+// Faulted copies of weights. An entry is good while the storage lives, its version stands and the epoch is the same;
+// digests of the masters are compared when the evidence is read, because p.data.copy_() moves neither.
+class WeightCache {
+ public:
+  // A view of the faulted copy with the geometry of `argument`, which lies in `parameter`'s storage.
+  at::Tensor faulted(Plan& plan, Row& row, const at::Tensor& parameter, const at::Tensor& argument);
+  void new_epoch() { epoch_ += 1; }
+  std::vector<std::string> changed_masters() const;  // names of masters whose bytes changed unnoticed
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    at::Tensor master, copy;
+    at::Tensor digest;
+    int64_t version = 0, epoch = 0;
+    PlaceId place = kNowhere;
+  };
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, std::unordered_map<const void*, Entry>> entries_;  // by rule, by storage
+  int64_t epoch_ = 0;
+};
+
+// Replaces arguments on the stack for the rules `named` (one bit each) with surface weight, or surface input where
+// `above_autograd` or no wrapper above autograd has done so for this call.
+void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& base, const c10::FunctionSchema& schema,
+                const Location& location, torch::jit::Stack* stack, bool above_autograd);
+
+// While it lives, wrappers below leave inputs alone.
+class InputsDone {
+ public:
+  InputsDone();
+  ~InputsDone();
+  InputsDone(const InputsDone&) = delete;
+  InputsDone& operator=(const InputsDone&) = delete;
+
+ private:
+  bool before_;
+};
+
+}  // namespace faultline
