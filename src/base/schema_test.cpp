@@ -51,6 +51,16 @@ std::string problems(std::string_view yaml, const Schema& schema = recipe_schema
   return "no error";
 }
 
+TEST(Validate, SaysWhatACheckFoundInTheOnlyAlternativeOfItsType) {
+  const Schema range = Schema::string().check([](const Node&) { return "it counts downwards"; });
+  const Schema layer = Schema::any_of({Schema::integer({.min = 0}), range});
+  EXPECT_EQ(problems("20-10", layer), "r.yaml:1: it counts downwards");
+  EXPECT_EQ(problems("-1", layer), "r.yaml:1: expected an integer of at least 0 or a string, got -1");
+  // Two could have taken it, so neither's complaint is the reason.
+  const Schema two = Schema::any_of({range, Schema::choice({"all"})});
+  EXPECT_EQ(problems("al", two), "r.yaml:1: expected a string or 'all', got the string 'al'; did you mean 'all'?");
+}
+
 TEST(Validate, FillsInDefaultsInTheOrderOfTheSchema) {
   const Node recipe = validate(
       parse_yaml("faults:\n  - what: {kind: relative_gaussian}\n    where: {operator: matmul}\n    name: a\nlr: 1\n",

@@ -96,6 +96,15 @@ TEST(Rule, RefusesCombinationsThatWouldDoNothing) {
   expect_refusal("zero @ operator=mm,module=x", "one of them", RuleUse::kInPlan);
 }
 
+TEST(Rule, SaysThatARangeOfLayersCountsDownwards) {
+  const char* words = "where.layer: the range '20-10' is empty: it counts downwards; write '10-20'";
+  expect_refusal("zero @ operator=mm,layer=20-10", words, RuleUse::kInPlan);
+  expect_refusal("{name: z, where: {operator: mm, layer: [3, 20-10]}, what: {kind: zero}}",
+                 "where.layer[1]: the range '20-10' is empty", RuleUse::kInPlan);
+  expect_refusal("zero @ operator=mm,layer=first", "a layer is a number (15), a range ('10-20') or all; got 'first'",
+                 RuleUse::kInPlan);
+}
+
 TEST(Rule, RefusesMalformedShortForms) {
   for (const char* text : {"", "(", "zero(", "zero)", "zero(x)", "zero(=1)", "zero(a=1,a=2)",
                            "zero(extent.fraction=0.5, extent.fraction=0.5)", "zero(a='x)", "zero(a=[1,2)",
