@@ -61,6 +61,19 @@ TEST(Validate, SaysWhatACheckFoundInTheOnlyAlternativeOfItsType) {
   EXPECT_EQ(problems("al", two), "r.yaml:1: expected a string or 'all', got the string 'al'; did you mean 'all'?");
 }
 
+TEST(Validate, FillsInADefaultOnlyWhereItApplies) {
+  const Schema extent = Schema::map()
+                            .field("fraction", Schema::number(), {.default_value = 1})
+                            .field("structure", Schema::string(),
+                                   {.default_value = "element", .default_if = [](const Node& map) {
+                                      return map.at("fraction").is_number() && map.at("fraction").as_number() < 1;
+                                    }});
+  EXPECT_EQ(validate(parse_yaml("{}", "r.yaml"), extent).find("structure"), nullptr);
+  EXPECT_EQ(validate(parse_yaml("{fraction: 0.5}", "r.yaml"), extent).at("structure"), Node("element"));
+  EXPECT_EQ(validate(parse_yaml("{structure: row}", "r.yaml"), extent).at("structure"), Node("row"));
+  EXPECT_EQ(problems("{fraction: x}", extent), "r.yaml:1: fraction: expected a number, got the string 'x'");
+}
+
 TEST(Validate, FillsInDefaultsInTheOrderOfTheSchema) {
   const Node recipe = validate(
       parse_yaml("faults:\n  - what: {kind: relative_gaussian}\n    where: {operator: matmul}\n    name: a\nlr: 1\n",

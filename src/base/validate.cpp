@@ -179,7 +179,7 @@ void Validation::check_fields(const Node& node, const SchemaData& map, const std
     if (const Node* value = node.find(field.name)) {
       Node checked = check(*value, field.schema, field_path);
       result.entries().push_back({field.name, std::move(checked), node.key_position(field.name)});
-    } else if (field.options.default_value) {
+    } else if (field.options.default_value && (!field.options.default_if || field.options.default_if(result))) {
       Node value_by_default = *field.options.default_value;
       value_by_default.set_position_everywhere(node.position());
       result.set(field.name, check(value_by_default, field.schema, field_path));
