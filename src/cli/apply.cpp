@@ -101,6 +101,7 @@ Outcome apply_chain(const at::Tensor& input, const std::vector<Rule>& rules, con
   const Dtype dtype = dtype_of(input);
   for (const Rule& rule : rules) check_visible(rule, dtype);
   std::vector<at::Tensor> ledgers;
+  ledgers.reserve(rules.size());
   for (std::size_t i = 0; i < rules.size(); ++i) ledgers.push_back(make_ledger(input.device()));
   const at::Tensor nonzero = input.ne(0);
   for (uint32_t call = 0; call < calls; ++call) {

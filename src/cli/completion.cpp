@@ -68,7 +68,7 @@ std::string value_branches(const CLI::App& level, const std::string& command, st
   for (const CLI::Option* option : level.get_options()) {
     if (option->get_positional() || !takes_value(option)) continue;
     Words patterns = dashed_names(option);
-    for (std::string& pattern : patterns) pattern = command + ":" + pattern;
+    for (std::string& pattern : patterns) pattern.insert(0, command + ":");
     const Words words = offered(option);
     text += fmt::format("    ({}) {} ;;\n", fmt::join(patterns, "|"),
                         is_file(option) ? std::string(files)
@@ -79,7 +79,7 @@ std::string value_branches(const CLI::App& level, const std::string& command, st
 }
 
 std::string word_branches(const CLI::App& app, const CLI::App& command, std::string_view files) {
-  const std::string name = command.get_name();
+  const std::string& name = command.get_name();
   Words options = option_names(command), plain, nested;
   for (const std::string& global : option_names(app)) {
     if (std::find(options.begin(), options.end(), global) == options.end()) options.push_back(global);
