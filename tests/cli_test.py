@@ -1,71 +1,14 @@
-"""The command line end to end: what it prints, how it fails, and that hostile input ends in a sentence, never a crash.
+"""The command line end to end: what it prints, how it fails, recipes, and the output's manners."""
 
-The program is $FAULTLINE_BUILD/faultline (default: build/faultline). A run costs a third of a second, nearly all of it
-loading torch; so the runs of the case tables are started in the background while other tests are busy.
-"""
-
-import concurrent.futures
 import json
-import os
-import pathlib
-import struct
+import re
+import shutil
 import subprocess
 
 import jsonschema
-import numpy
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = pathlib.Path(os.environ.get("FAULTLINE_BUILD", ROOT / "build")).resolve() / "faultline"
-SMALL = ["--shape", "64x96"]
-
-
-POOL = concurrent.futures.ThreadPoolExecutor(max_workers=2)
-STARTED = {}
-
-
-def cases(table, command=()):
-    """The table for parametrize; its runs are started as soon as the first test asks for any run."""
-    for case in table:
-        arguments = case[0] if isinstance(case[0], list) else [case[0]]
-        STARTED[(*command, *arguments)] = None
-    return table
-
-
-def run(*arguments, env=None, **options):
-    for key, future in STARTED.items():
-        STARTED[key] = future or POOL.submit(launch, *key)
-    key = tuple(map(str, arguments))
-    if key in STARTED and not env and not options:
-        return STARTED[key].result()
-    return launch(*arguments, env=env, **options)
-
-
-def launch(*arguments, env=None, **options):
-    environment = {**os.environ, "NO_COLOR": "1", **(env or {})}
-    return subprocess.run(
-        [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=60, env=environment, cwd=ROOT, **options
-    )
-
-
-def ok(*arguments, **options):
-    done = run(*arguments, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def as_json(*arguments):
-    return json.loads(ok(*arguments, "--json"))
-
-
-def refused(code, *arguments, says=""):
-    done = run(*arguments)
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    assert done.stderr.startswith("error: ") and "please report" not in done.stderr
-    assert says in done.stderr
-    if code == 64:
-        assert done.stdout == ""
-    return done.stderr
+from program import PROGRAM, SMALL, as_json, cases, ok, refused, run
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +28,7 @@ def test_version_in_words_and_json():
     assert version["torch"].startswith("2.11") and version["cpu_instructions"] in ("portable", "avx2", "avx512")
 
 
-@pytest.mark.parametrize("command", ["apply", "list", "explain", "check", "schema", "selftest", "demo"])
+@pytest.mark.parametrize("command", ["apply", "list", "explain", "check", "schema", "selftest", "demo", "completion"])
 def test_help_has_a_purpose_and_two_examples(command):
     text = ok(command, "-h")
     assert text.count(f"\n  faultline {command}") >= 2 and "Examples" in text
@@ -141,6 +84,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(typed, meant):
         (["exlpain", "zero"], "did you mean 'explain'?"),
         (["frobnicate"], "unknown command 'frobnicate'"),
         (["list", "fualts"], "did you mean 'faults'?"),
+        (["completion", "bsh"], "did you mean 'bash'?"),
         (["list"], "topic"),
         (["explain"], "name"),
         (["apply"], "fault"),
@@ -155,242 +99,6 @@ def test_an_unknown_name_is_answered_with_the_nearest(typed, meant):
 )
 def test_usage_errors(arguments, says):
     refused(64, *arguments, says=says)
-
-
-# --- apply ------------------------------------------------------------------------------------------------------------
-def test_apply_reports_a_ledger_that_replays():
-    first = as_json("apply", "relative_gaussian(strength=0.05)", "--dtype", "bf16", "--seed", "9")
-    rule = first["rules"][0]
-    assert rule["ledger"]["elements"] == 1024 * 1024 and rule["complaints"] == [] and first["evidence"] == "present"
-    band = rule["expected_strength"]
-    assert band["low"] <= rule["ledger"]["relative_rms"] <= band["high"] and 0.049 < band["expected"] < 0.051
-    assert len(first["digest_before"]) == 16 and first["digest_before"] != first["digest_after"]
-    replay = subprocess.run(
-        first["replay"].replace("faultline", str(PROGRAM), 1), shell=True, capture_output=True, text=True
-    )
-    assert json.loads(replay.stdout) == first
-    other = as_json("apply", "relative_gaussian(strength=0.05)", "--dtype", "bf16", "--seed", "10")
-    assert other["digest_after"] != first["digest_after"]
-
-
-def test_apply_in_words_names_every_figure():
-    text = ok("apply", "zero(extent.fraction=0.25, extent.structure=channel)", *SMALL)
-    for word in ("elements", "selected", "changed", "zeroed", "survival", "non-finite", "saturated", "mean |e|", "rms e",
-                 "max |e|", "SQNR", "strength", "digest before", "digest after", "seed 0", "replay: faultline apply"):
-        assert word in text
-    assert "replay" not in ok("apply", "zero", *SMALL, "--quiet")
-
-
-def test_a_chain_has_a_ledger_for_each_rule_and_its_own_survival():
-    report = as_json("apply", "deadzone(threshold=0.5, relative_to=none)", "relative_gaussian(strength=0.1)",
-                     "relative_gaussian(strength=0.1)", *SMALL)
-    names = [rule["name"] for rule in report["rules"]]
-    assert names == ["deadzone", "relative_gaussian", "relative_gaussian_2"]
-    assert report["chain"]["survival"] == pytest.approx(0.617, abs=0.03)  # P(|x| >= 0.5)
-    assert report["chain"]["survival"] == report["rules"][0]["ledger"]["survival"]  # noise cannot revive a zero
-
-
-def test_the_identity_matters():
-    digests = {
-        as_json("apply", "absolute_gaussian(strength=0.1)", *SMALL, *more)["digest_after"]
-        for more in ([], ["--site", "b"], ["--step", "3"], ["--calls", "2"], ["--seed", "4"])
-    }
-    assert len(digests) == 5
-
-
-def test_calls_are_counted_and_flow_maps_accepted():
-    report = as_json("apply", "{kind: bitflip, field: exponent, count: 3}", *SMALL, "--calls", "4", "--dtype", "fp16")
-    ledger = report["rules"][0]["ledger"]
-    assert ledger["calls"] == 4 and ledger["changed"] == 12 and ledger["elements"] == 4 * 64 * 96
-
-
-def test_empty_tensors_are_fine():
-    assert as_json("apply", "zero", "--shape", "0x5")["rules"][0]["ledger"]["elements"] == 0
-
-
-@pytest.mark.parametrize(
-    "arguments, says",
-    cases([
-        (["relative_gaussian(strength=nan)"], "strength"),
-        (["relative_gaussian(strength=.inf)"], "strength"),
-        (["relative_gaussian(strength=-1)"], "strength"),
-        (["relative_gaussian(strenght=1)"], "did you mean 'strength'?"),
-        (["relative_gausian(strength=1)"], "did you mean 'relative_gaussian'?"),
-        (["deadzone(threshold=2)"], "threshold"),
-        (["zero(extent.fraction=0)"], "fraction"),
-        (["quantize(format=nvfp5)"], "did you mean 'nvfp4'?"),
-        (["zero("], "parenthesis"),
-        (["zero @ operator=matmul"], "leave out what follows"),
-        (["deadzone(rule.gradient=masked)"], "cannot honour"),
-        (["stuck_at(bit=16)", "--dtype", "bf16"], "bit 16"),
-        (["relative_gaussian(strength=0.00001)", "--dtype", "bf16"], "expect: invisible"),
-        (["gain(strength=0)"], "expect: invisible"),
-        (["zero", "--dtype", "int8"], "--dtype"),
-        (["zero", "--shape", "4x-1"], "--shape"),
-        (["zero", "--shape", ""], "--shape"),
-        (["zero", "--shape", "x".join(["1"] * 17)], "dimensions"),
-        (["zero", "--shape", "9000000000x9000000000"], "more elements than 64 bits count"),
-        (["zero", "--shape", "99999999999999999999"], "--shape"),
-        (["zero", "--shape", "1000000x1000000"], "this machine has"),
-        (["zero", "--std", "nan"], "--std"),
-        (["zero", "--std", "-1"], "--std"),
-        (["zero", "--calls", "0"], "--calls"),
-        (["zero", "--tensor", "a"], "--input"),
-        (["zero", "--output", "x.bin"], ".safetensors"),
-        (["zero", "--input", "a.npy", "--shape", "3"], "--shape"),
-        (["{kind: zero"], "fault"),
-    ], ("apply",)),
-)
-def test_apply_refuses(arguments, says):
-    refused(64, "apply", *arguments, says=says)
-
-
-def test_missing_evidence_is_exit_3_and_writes_nothing(tmp_path):
-    output = tmp_path / "y.npy"
-    never = "zero(lifetime.kind=window, lifetime.from=5, lifetime.to=6)"
-    done = run("apply", never, *SMALL, "--json", "--output", output)
-    assert done.returncode == 3 and not output.exists()
-    report = json.loads(done.stdout)
-    assert report["evidence"] == "missing" and "none of 1 calls" in report["rules"][0]["complaints"][0]
-    assert "evidence missing" in done.stderr
-    refused(3, "apply", "quantize(format=mxfp4)", "quantize(format=mxfp4)", *SMALL, says="changed not one bit")
-    assert run("apply", never, *SMALL, "--step", "5").returncode == 0
-
-
-def test_a_gpu_that_is_not_there_is_exit_2():
-    done = run("apply", "zero", *SMALL, "--device", "cuda")
-    if done.returncode != 0:  # there may be one
-        assert done.returncode == 2 and "--device cuda" in done.stderr
-
-
-# --- tensor files -----------------------------------------------------------------------------------------------------
-def save_safetensors(path, tensors):
-    header, data = {}, b""
-    for name, (dtype, shape, raw) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
-def test_npy_goes_in_and_out(tmp_path, dtype):
-    x = numpy.random.default_rng(0).standard_normal((33, 65)).astype(dtype)
-    order = "F" if dtype == "f4" else "C"
-    numpy.save(tmp_path / "x.npy", numpy.asarray(x, order=order))
-    report = as_json("apply", "gain(strength=1)", "--input", tmp_path / "x.npy", "--output", tmp_path / "y.npy")
-    assert report["shape"] == [33, 65]
-    y = numpy.load(tmp_path / "y.npy")
-    assert y.dtype == x.dtype and numpy.array_equal(y, x * x.dtype.type(2))
-
-
-def test_bf16_npy_and_safetensors(tmp_path):
-    bits = (numpy.arange(64, dtype="<u2") + 0x3F80).reshape(8, 8)
-    numpy.save(tmp_path / "x.npy", bits.view("V2"))
-    refused(64, "apply", "zero", "--input", tmp_path / "x.npy", says="--dtype bf16")
-    ok("apply", "gain(strength=1)", "--input", tmp_path / "x.npy", "--dtype", "bf16", "--output", tmp_path / "y.safetensors")
-    ok("apply", "gain(strength=1)", "--input", tmp_path / "y.safetensors", "--output", tmp_path / "z.npy")
-    assert numpy.array_equal(numpy.load(tmp_path / "z.npy").view("<u2"), bits + 0x100)  # times 4: exponent + 2
-
-
-def test_safetensors_with_several_tensors(tmp_path):
-    path = tmp_path / "x.safetensors"
-    ones = numpy.ones(6, "<f4").tobytes()
-    save_safetensors(path, {"a": ("F32", [2, 3], ones), "b": ("F16", [4], b"\0<" * 4), "i": ("I32", [6], ones)})
-    refused(64, "apply", "zero", "--input", path, says="choose one with --tensor")
-    refused(64, "apply", "zero", "--input", path, "--tensor", "c", says="no tensor 'c'")
-    refused(64, "apply", "zero", "--input", path, "--tensor", "i", says="I32")
-    assert as_json("apply", "zero", "--input", path, "--tensor", "a")["rules"][0]["ledger"]["zeroed"] == 6
-
-
-def test_the_input_is_not_overwritten(tmp_path):
-    path = tmp_path / "x.npy"
-    numpy.save(path, numpy.ones((4, 4), "f4"))
-    (tmp_path / "link.npy").symlink_to(path)
-    for name in ("x.npy", "link.npy"):
-        refused(64, "apply", "zero", "--input", path, "--output", tmp_path / name, says="--force")
-    assert numpy.load(path).sum() == 16
-    ok("apply", "zero", "--input", path, "--output", path, "--force")
-    assert numpy.load(path).sum() == 0
-
-
-def npy_bytes(header, data=b"\0" * 64):
-    text = header.encode()
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
-
-
-GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 4), }"
-
-
-@pytest.mark.parametrize(
-    "code, content",
-    [
-        (2, b""),
-        (2, b"\x93NUMPY"),
-        (2, b"PK\x03\x04" + b"\0" * 100),
-        (2, b"\x93NUMPY\x09\x00" + b"\0" * 100),
-        (2, b"\x93NUMPY\x02\x00\xff\xff\xff\xff"),
-        (2, npy_bytes(GOOD)[:-1]),
-        (2, npy_bytes(GOOD) + b"x"),
-        (2, npy_bytes(GOOD)[:40]),
-        (2, npy_bytes("{'descr': '<f4', 'shape': (4, 4)}")),
-        (2, npy_bytes("{'descr': '<f4', 'fortran_order': 1, 'shape': (4, 4)}")),
-        (2, npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (-4, -4)}")),
-        (2, npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': [[[[")),
-        (2, npy_bytes("{" * 60000)),
-        (64, npy_bytes("{'descr': '<i4', 'fortran_order': False, 'shape': (4, 4)}")),
-        (64, npy_bytes("{'descr': '>f4', 'fortran_order': False, 'shape': (4, 4)}")),
-        (64, npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}")),
-        (64, npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999,)}")),
-    ],
-)
-def test_hostile_npy(tmp_path, code, content):
-    path = tmp_path / "x.npy"
-    path.write_bytes(content)
-    refused(code, "apply", "zero", "--input", path, says="x.npy")
-
-
-def safetensors_bytes(header, data=b"\0" * 16):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
-
-
-def entry(shape=(4,), offsets=(0, 16), dtype="F32"):
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
-
-
-@pytest.mark.parametrize(
-    "code, content",
-    [
-        (2, b"\1\2"),
-        (2, struct.pack("<Q", 2**63) + b"{}"),
-        (2, struct.pack("<Q", 99) + b"{}"),
-        (2, safetensors_bytes(b"[" * 5000)),
-        (2, safetensors_bytes(b"[1]")),
-        (2, safetensors_bytes({"a": 3})),
-        (2, safetensors_bytes({"a": entry(offsets=(0, 17))})),
-        (2, safetensors_bytes({"a": entry(offsets=(16, 0))})),
-        (2, safetensors_bytes({"a": entry(offsets=(-1, 16))})),
-        (2, safetensors_bytes({"a": entry(offsets=(0, 2**64 - 1))})),
-        (2, safetensors_bytes({"a": entry(shape=(5,))})),
-        (2, safetensors_bytes({"a": entry(offsets=(0, 8), shape=(2,))})),
-        (2, safetensors_bytes({"a": entry(), "b": entry()})),
-        (64, safetensors_bytes({"a": entry(shape=(2**62, 2**62))})),
-        (64, safetensors_bytes({"a": entry(dtype="F8_E4M3")})),
-        (64, safetensors_bytes({}, b"")),
-    ],
-)
-def test_hostile_safetensors(tmp_path, code, content):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    refused(code, "apply", "zero", "--input", path, says="x.safetensors")
-
-
-def test_files_that_are_not_there(tmp_path):
-    refused(2, "apply", "zero", "--input", tmp_path / "no.npy", says="no.npy")
-    (tmp_path / "folder.npy").mkdir()
-    refused(64, "apply", "zero", "--input", tmp_path / "folder.npy", says="not a regular file")
-    refused(2, "apply", "zero", *SMALL, "--output", tmp_path / "no" / "y.npy", says="y.npy")
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
@@ -415,6 +123,17 @@ def test_check_prints_the_resolved_recipe(tmp_path):
     assert as_json("check", again) == resolved
 
 
+def test_what_check_prints_of_parameters_without_effect_is_accepted_again(tmp_path):
+    recipe, again = tmp_path / "r.yaml", tmp_path / "again.yaml"
+    kinds = ("deadzone, relative_to: none", "saturate, limit: 2", "offset, strength: 1, scale: absolute", "deadzone")
+    rules = (f"  - {{name: r{i}, where: {{operator: mm}}, what: {{kind: {kind}}}}}\n" for i, kind in enumerate(kinds))
+    recipe.write_text("faults:\n" + "".join(rules))
+    again.write_text(ok("check", recipe))
+    resolved = as_json("check", again)
+    assert ["axis" in rule["what"] for rule in resolved["faults"]] == [False, False, False, True]
+    assert all(rule["extent"] == {"fraction": 1.0} for rule in resolved["faults"])
+
+
 @pytest.mark.parametrize(
     "text, says",
     [
@@ -427,6 +146,9 @@ def test_check_prints_the_resolved_recipe(tmp_path):
         ("seed: 1\nseed: 2", "seed"),
         ("{", "bad.yaml"),
         ("", "bad.yaml"),
+        ("faults: [{name: a, where: {operator: mm, layer: 20-10}, what: {kind: zero}}]", "'20-10' is empty: it counts downwards; write '10-20'"),
+        ("faults: [{name: a, where: {operator: mm}, what: {kind: saturate, limit: 2, axis: token}}]", "leave axis out, or give margin instead of limit"),
+        ("faults: [{name: a, where: {operator: mm}, what: {kind: zero}, extent: {structure: row}}]", "structure: row has no effect with fraction: 1"),
     ],
 )
 def test_check_refuses(tmp_path, text, says):
@@ -437,8 +159,70 @@ def test_check_refuses(tmp_path, text, says):
 
 def test_check_refuses_overrides_and_missing_files():
     refused(64, "check", "recipes/example.yaml", "sede=8", says="did you mean 'seed'?")
+    refused(64, "check", "recipes/example.yaml", "~faults.0.rounding", says="'rounding' is not set in 'faults[0]'")
     done = run("check", "recipes/no.yaml")
     assert done.returncode in (2, 64) and "no.yaml" in done.stderr
+
+
+# --- completion -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """What bash would offer for the last of the words, asked of the function that the script registers."""
+    script = tmp_path_factory.mktemp("completion") / "faultline.bash"
+    script.write_text(ok("completion", "bash"))
+    ask = """
+        source "$1" || exit 1; shift
+        registered=$(complete -p faultline)
+        [[ $registered =~ -F\\ ([^ ]+) ]] || exit 1
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+        "${BASH_REMATCH[1]}" faultline
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+
+    def offered(*words):
+        done = subprocess.run(["bash", "-uc", ask, "bash", script, *words], capture_output=True, text=True)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        return done.stdout.split()
+
+    return offered
+
+
+def test_bash_completes_commands_options_and_names(complete):
+    commands = ["demo", "apply", "list", "explain", "check", "schema", "selftest", "completion"]
+    assert complete("faultline", "") == commands
+    assert complete("faultline", "--seed", "3", "ex") == ["explain"]
+    assert complete("faultline", "list", "f") == ["faults", "formats"]
+    assert complete("faultline", "apply", "zero", "--dtype", "bf") == ["bf16"]
+    assert complete("faultline", "apply", "zero", "--dtype", "=", "f") == ["fp32", "fp16", "fp64"]
+    assert complete("faultline", "list", "faults", "--color", "") == ["auto", "always", "never"]
+    assert complete("faultline", "completion", "") == ["bash", "zsh", "fish"]
+    assert complete("faultline", "apply", "zero", "--seed", "") == []  # a number: nothing to offer
+
+
+def test_bash_completes_what_the_catalogues_hold(complete):
+    kinds, formats = ([entry["name"] for entry in as_json("list", topic)] for topic in ("faults", "formats"))
+    schedules = [entry["name"] for entry in as_json("list", "schedules")]
+    assert complete("faultline", "explain", "") == kinds + formats + schedules
+    assert complete("faultline", "apply", "") == kinds
+    assert complete("faultline", "apply", "zero", "'relative") == ["relative_gaussian"]
+    assert complete("faultline", "apply", "'quantize(format=") == [f"quantize(format={name})" for name in formats]
+
+
+@pytest.mark.parametrize("command", ["apply", "selftest"])
+def test_bash_offers_every_option_that_help_names(complete, command):
+    help_texts = (ok("--help"), ok(command, "--help"))
+    known = {name for text in help_texts for name in re.findall(r"(?<![\w-])--[a-z]+", text.split("Examples")[0])}
+    assert set(complete("faultline", command, "--")) == known
+    assert ("--force" in known) == (command == "apply")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_every_command(shell):
+    script = ok("completion", shell)
+    assert as_json("completion", shell) == {"shell": shell, "script": script}
+    assert all(word in script for word in ("selftest", "dtype", "relative_gaussian", "mxfp8_e5m2", "epoch_aware"))
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
 # --- demo, selftest, output -------------------------------------------------------------------------------------------

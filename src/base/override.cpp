@@ -107,7 +107,14 @@ class Walk {
     }
     if (change_.action == OverrideAction::kAdd || change_.action == OverrideAction::kForce) return;
     if (change_.action == OverrideAction::kChange && !known.children.empty()) return;
-    std::vector<std::string> names = known.names;
+    const bool removes = change_.action == OverrideAction::kRemove;
+    if (removes && !known.children.empty()) {
+      throw override_error(change_.text,
+                           fmt::format("{} is not set in {}, so there is nothing to remove; leave the override out",
+                                       describe_text(key), name_here()));
+    }
+    // What is to be removed must be there; what the schema knows helps only to set it.
+    std::vector<std::string> names = removes ? std::vector<std::string>() : known.names;
     for (const Node::Entry& entry : here_->entries()) names.push_back(entry.key);
     std::string hint = key.size() <= kMaxKeyBytes ? did_you_mean(key, names) : "";
     if (hint.empty() && change_.action == OverrideAction::kChange)

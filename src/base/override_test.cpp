@@ -118,6 +118,18 @@ TEST(Override, RemovesWithATilde) {
   EXPECT_EQ(error_of("~seed=7"), "override '~seed=7': removing takes no value; write ~a.b");
 }
 
+TEST(Override, SaysThatAKnownKeyIsNotSetInsteadOfSuggestingIt) {
+  const Schema schema = recipe_schema();
+  EXPECT_EQ(error_of("~aqn.sigma", &schema),
+            "override '~aqn.sigma': 'aqn' is not set in the configuration, so there is nothing to remove; leave the "
+            "override out");
+  EXPECT_EQ(error_of("~train.steps", &schema),
+            "override '~train.steps': 'steps' is not set in 'train', so there is nothing to remove; leave the override "
+            "out");
+  // A name that only the schema knows cannot be removed either, so it is no suggestion.
+  EXPECT_EQ(error_of("~train.stpes", &schema), "override '~train.stpes': there is no 'stpes' in 'train'");
+}
+
 TEST(Override, FindsKeysThatHoldADot) {
   EXPECT_EQ(apply({"arms.e5.aqn.schedule=y"}).at("arms").at("e5").at("aqn.schedule"), Node("y"));
   EXPECT_EQ(apply({"arms.e5['aqn.schedule']=y"}), apply({"arms.e5.aqn.schedule=y"}));

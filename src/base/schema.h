@@ -41,6 +41,9 @@ struct FieldOptions {
   bool required = false;                   // a field that is neither required nor defaulted may be absent
   std::optional<Node> default_value = {};  // must itself be valid
   std::string doc = {};                    // one sentence for editors and --help
+  // Whether the default applies, by the fields declared before this one: a parameter that would do nothing is then
+  // left out, and one that is there was written by somebody. They may be of the wrong type still.
+  std::function<bool(const Node&)> default_if = {};
 };
 
 struct SchemaData;

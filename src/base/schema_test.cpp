@@ -51,6 +51,29 @@ std::string problems(std::string_view yaml, const Schema& schema = recipe_schema
   return "no error";
 }
 
+TEST(Validate, SaysWhatACheckFoundInTheOnlyAlternativeOfItsType) {
+  const Schema range = Schema::string().check([](const Node&) { return "it counts downwards"; });
+  const Schema layer = Schema::any_of({Schema::integer({.min = 0}), range});
+  EXPECT_EQ(problems("20-10", layer), "r.yaml:1: it counts downwards");
+  EXPECT_EQ(problems("-1", layer), "r.yaml:1: expected an integer of at least 0 or a string, got -1");
+  // Two could have taken it, so neither's complaint is the reason.
+  const Schema two = Schema::any_of({range, Schema::choice({"all"})});
+  EXPECT_EQ(problems("al", two), "r.yaml:1: expected a string or 'all', got the string 'al'; did you mean 'all'?");
+}
+
+TEST(Validate, FillsInADefaultOnlyWhereItApplies) {
+  const Schema extent = Schema::map()
+                            .field("fraction", Schema::number(), {.default_value = 1})
+                            .field("structure", Schema::string(),
+                                   {.default_value = "element", .default_if = [](const Node& map) {
+                                      return map.at("fraction").is_number() && map.at("fraction").as_number() < 1;
+                                    }});
+  EXPECT_EQ(validate(parse_yaml("{}", "r.yaml"), extent).find("structure"), nullptr);
+  EXPECT_EQ(validate(parse_yaml("{fraction: 0.5}", "r.yaml"), extent).at("structure"), Node("element"));
+  EXPECT_EQ(validate(parse_yaml("{structure: row}", "r.yaml"), extent).at("structure"), Node("row"));
+  EXPECT_EQ(problems("{fraction: x}", extent), "r.yaml:1: fraction: expected a number, got the string 'x'");
+}
+
 TEST(Validate, FillsInDefaultsInTheOrderOfTheSchema) {
   const Node recipe = validate(
       parse_yaml("faults:\n  - what: {kind: relative_gaussian}\n    where: {operator: matmul}\n    name: a\nlr: 1\n",

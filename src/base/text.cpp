@@ -80,6 +80,7 @@ std::string nearest_name(std::string_view unknown, std::span<const std::string> 
   size_t best = (unknown.size() + 2) / 3 + 1;
   std::string nearest;
   for (const std::string& name : known) {
+    if (name == unknown) continue;  // it is known, so the trouble lies elsewhere
     const size_t distance = edit_distance(unknown, name);
     if (distance >= best || distance >= std::min(unknown.size(), name.size())) continue;
     best = distance;

@@ -31,6 +31,11 @@ TEST(NearestName, PrefersTheEarlierOfEquallyNearNames) {
   EXPECT_EQ(nearest_name("layer_x", std::vector<std::string>{"layer_b", "layer_a"}), "layer_b");
 }
 
+TEST(NearestName, NeverSuggestsTheTextThatWasTyped) {
+  EXPECT_EQ(nearest_name("relu", kOperators), "");
+  EXPECT_EQ(nearest_name("aten::mm", kOperators), "aten::bmm");
+}
+
 TEST(NearestName, IsSilentWhenNothingIsNear) {
   EXPECT_EQ(nearest_name("temperature", kOperators), "");
   EXPECT_EQ(nearest_name("", kOperators), "");

@@ -47,6 +47,7 @@ class Validation {
 
   std::vector<std::string> problems_;  // the first kMaxProblemsShown
   std::size_t count_ = 0;
+  bool failed_a_check_ = false;  // right in shape, refused by a custom check
 };
 
 void Validation::report(const Position& position, const std::string& path, std::string_view complaint) {
@@ -88,7 +89,9 @@ Node Validation::check(const Node& node, const Schema& schema, const std::string
 void Validation::run_checks(const Node& node, const Schema& schema) {
   for (const Schema::Check& custom : schema.data().checks) {
     const std::string complaint = custom(node);
-    if (!complaint.empty()) return report(node.position(), node.path(), complaint);
+    if (complaint.empty()) continue;
+    failed_a_check_ = true;
+    return report(node.position(), node.path(), complaint);
   }
 }
 
@@ -176,7 +179,7 @@ void Validation::check_fields(const Node& node, const SchemaData& map, const std
     if (const Node* value = node.find(field.name)) {
       Node checked = check(*value, field.schema, field_path);
       result.entries().push_back({field.name, std::move(checked), node.key_position(field.name)});
-    } else if (field.options.default_value) {
+    } else if (field.options.default_value && (!field.options.default_if || field.options.default_if(result))) {
       Node value_by_default = *field.options.default_value;
       value_by_default.set_position_everywhere(node.position());
       result.set(field.name, check(value_by_default, field.schema, field_path));
@@ -258,8 +261,9 @@ Node Validation::check_any_of(const Node& node, const Schema& schema, const std:
     if (may_take(alternative, node)) of_its_type.push_back(std::move(attempt));
     words.insert(words.end(), alternative.data().names.begin(), alternative.data().names.end());
   }
-  // A list or map that only one alternative could have taken: what is wrong inside it says more than the alternatives.
-  if (of_its_type.size() == 1 && (node.is_list() || node.is_map())) {
+  // Only one alternative could have taken it: what is wrong inside a list or map, or what a check found, says more
+  // than the alternatives.
+  if (of_its_type.size() == 1 && (node.is_list() || node.is_map() || of_its_type[0].failed_a_check_)) {
     adopt(of_its_type[0]);
     return node;
   }

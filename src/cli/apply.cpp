@@ -101,6 +101,7 @@ Outcome apply_chain(const at::Tensor& input, const std::vector<Rule>& rules, con
   const Dtype dtype = dtype_of(input);
   for (const Rule& rule : rules) check_visible(rule, dtype);
   std::vector<at::Tensor> ledgers;
+  ledgers.reserve(rules.size());
   for (std::size_t i = 0; i < rules.size(); ++i) ledgers.push_back(make_ledger(input.device()));
   const at::Tensor nonzero = input.ne(0);
   for (uint32_t call = 0; call < calls; ++call) {
@@ -187,6 +188,13 @@ ExitCode apply(const ApplyOptions& options, const Globals& globals) {
   return ExitCode::kOk;
 }
 
+std::vector<std::string> fault_words() {
+  std::vector<std::string> words;
+  for (const KindInfo& info : kind_infos()) words.push_back(info.name);
+  for (const FormatInfo& info : format_infos()) words.push_back(fmt::format("quantize(format={})", info.name));
+  return words;
+}
+
 void add_input_options(CLI::App& command, ApplyOptions& options) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command.add_option(name, value, text)->group("Input")->type_name(type);
@@ -197,8 +205,9 @@ void add_input_options(CLI::App& command, ApplyOptions& options) {
   option("--shape", options.shape, "of the Gaussian", "AxBx…")->capture_default_str()->excludes(input);
   option("--std", options.deviation, "of the Gaussian", "S")->capture_default_str()->excludes(input);
   option("--mean", options.mean, "of the Gaussian", "M")->capture_default_str()->excludes(input);
-  option("--dtype", options.dtype, "fp32, bf16, fp16 or fp64 (CPU); a file is converted to it", "NAME")
-      ->capture_default_str();
+  offer(option("--dtype", options.dtype, "fp32, bf16, fp16 or fp64 (CPU); a file is converted to it", "NAME")
+            ->capture_default_str(),
+        dtype_names());
 }
 
 }  // namespace
@@ -206,9 +215,12 @@ void add_input_options(CLI::App& command, ApplyOptions& options) {
 void add_apply(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("apply", "a fault or number format on a tensor, with its ledger");
   auto options = std::make_shared<ApplyOptions>();
-  command->add_option("fault", options->faults, "kind(parameter=value, …) or {kind: …}; several are applied in order")
-      ->required()
-      ->type_name("");
+  offer(
+      command
+          ->add_option("fault", options->faults, "kind(parameter=value, …) or {kind: …}; several are applied in order")
+          ->required()
+          ->type_name(""),
+      fault_words());
   add_input_options(*command, *options);
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     command->add_option(name, value, text)->group("Random identity")->type_name(type)->capture_default_str();

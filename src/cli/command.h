@@ -13,7 +13,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace faultline::cli {
 
@@ -37,8 +38,13 @@ void add_demo(CLI::App& app, const Globals& globals, Run& run);
 void add_selftest(CLI::App& app, const Globals& globals, Run& run);
 void add_check(CLI::App& app, const Globals& globals, Run& run);
 void add_schema(CLI::App& app, const Globals& globals, Run& run);
+void add_completion(CLI::App& app, const Globals& globals, Run& run);
 
 ExitCode print_version(const Globals& globals);
+
+// What a shell may offer as this option's value; see `faultline completion`. Words that hold a parenthesis are offered
+// once one has been typed.
+void offer(const CLI::Option* option, std::vector<std::string> words);
 
 // Numbers from the command line: the whole text, or a UsageError that names the option and its range.
 uint64_t parse_count(std::string_view option, std::string_view text, uint64_t min, uint64_t max);

@@ -98,21 +98,25 @@ Json explain_schedule(const ScheduleInfo& info) {
   return json;
 }
 
-Json find_entry(const std::string& name) {
+std::vector<std::string> known_names() {
   std::vector<std::string> known;
+  for (const KindInfo& info : kind_infos()) known.push_back(info.name);
+  for (const FormatInfo& info : format_infos()) known.push_back(info.name);
+  for (const ScheduleInfo& info : schedule_infos()) known.push_back(info.name);
+  return known;
+}
+
+Json find_entry(const std::string& name) {
   for (const KindInfo& info : kind_infos()) {
     if (info.name == name) return explain_fault(info);
-    known.push_back(info.name);
   }
   for (const FormatInfo& info : format_infos()) {
     if (info.name == name) return explain_format(info);
-    known.push_back(info.name);
   }
   for (const ScheduleInfo& info : schedule_infos()) {
     if (info.name == name) return explain_schedule(info);
-    known.push_back(info.name);
   }
-  const std::string hint = did_you_mean(name, known);
+  const std::string hint = did_you_mean(name, known_names());
   throw UsageError(
       fmt::format("no fault, format or schedule is called {}{}", describe_text(name),
                   hint.empty() ? "; see `faultline list faults`, `list formats`, `list schedules`" : hint));
@@ -157,7 +161,8 @@ std::string entry_text(const Json& entry) {
 void add_explain(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("explain", "formula, parameters with ranges and an example of one name");
   auto name = std::make_shared<std::string>();
-  command->add_option("name", *name, "a fault kind, number format or schedule")->required()->type_name("");
+  offer(command->add_option("name", *name, "a fault kind, number format or schedule")->required()->type_name(""),
+        known_names());
   command->footer(
       "Examples:\n  faultline explain deadzone\n  faultline explain nvfp4 --json\n\n"
       "Global options: see `faultline --help`.");

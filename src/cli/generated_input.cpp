@@ -59,14 +59,18 @@ std::vector<int64_t> parse_shape(std::string_view text) {
   return sizes;
 }
 
-at::ScalarType parse_dtype(std::string_view name) {
+const std::vector<std::string>& dtype_names() {
   static const std::vector<std::string> names = {"fp32", "bf16", "fp16", "fp64"};
+  return names;
+}
+
+at::ScalarType parse_dtype(std::string_view name) {
   if (name == "fp32") return at::kFloat;
   if (name == "bf16") return at::kBFloat16;
   if (name == "fp16") return at::kHalf;
   if (name == "fp64") return at::kDouble;
   throw UsageError(
-      fmt::format("--dtype: wanted fp32, bf16, fp16 or fp64, got '{}'{}", name, did_you_mean(name, names)));
+      fmt::format("--dtype: wanted fp32, bf16, fp16 or fp64, got '{}'{}", name, did_you_mean(name, dtype_names())));
 }
 
 }  // namespace faultline::cli

@@ -19,6 +19,7 @@ struct GaussianRequest {
 at::Tensor gaussian_tensor(const GaussianRequest& request);  // on the CPU
 
 std::vector<int64_t> parse_shape(std::string_view text);  // "1024x1024"
-at::ScalarType parse_dtype(std::string_view name);        // fp32, bf16, fp16, fp64
+const std::vector<std::string>& dtype_names();
+at::ScalarType parse_dtype(std::string_view name);  // fp32, bf16, fp16, fp64
 
 }  // namespace faultline::cli

@@ -33,8 +33,13 @@ Rows schedule_rows() {
   return rows;
 }
 
-ExitCode list(const std::string& topic, const Globals& globals) {
+const std::vector<std::string>& topic_names() {
   static const std::vector<std::string> topics = {"faults", "formats", "schedules"};
+  return topics;
+}
+
+ExitCode list(const std::string& topic, const Globals& globals) {
+  const std::vector<std::string>& topics = topic_names();
   if (std::find(topics.begin(), topics.end(), topic) == topics.end()) {
     throw UsageError(
         fmt::format("list: wanted faults, formats or schedules, got '{}'{}", topic, did_you_mean(topic, topics)));
@@ -62,7 +67,7 @@ ExitCode list(const std::string& topic, const Globals& globals) {
 void add_list(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("list", "what exists: fault kinds, number formats, schedules");
   auto topic = std::make_shared<std::string>();
-  command->add_option("topic", *topic, "faults, formats or schedules")->required()->type_name("");
+  offer(command->add_option("topic", *topic, "faults, formats or schedules")->required()->type_name(""), topic_names());
   command->footer(
       "Examples:\n  faultline list faults\n  faultline list formats --json\n\nGlobal options: see `faultline --help`.");
   command->callback([&run, &globals, topic] { run = [&globals, topic] { return list(*topic, globals); }; });

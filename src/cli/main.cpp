@@ -32,14 +32,16 @@ void add_globals(CLI::App& app, Globals& globals, bool& version) {
       ->group("Global options")
       ->capture_default_str()
       ->type_name("N");
-  app.add_option("--device", globals.device, "cpu, cuda or cuda:INDEX")
-      ->group("Global options")
-      ->capture_default_str()
-      ->type_name("NAME");
-  app.add_option("--color", globals.color, "auto, always or never; NO_COLOR is honoured")
-      ->group("Global options")
-      ->capture_default_str()
-      ->type_name("WHEN");
+  offer(app.add_option("--device", globals.device, "cpu, cuda or cuda:INDEX")
+            ->group("Global options")
+            ->capture_default_str()
+            ->type_name("NAME"),
+        {"cpu", "cuda"});
+  offer(app.add_option("--color", globals.color, "auto, always or never; NO_COLOR is honoured")
+            ->group("Global options")
+            ->capture_default_str()
+            ->type_name("WHEN"),
+        {"auto", "always", "never"});
   app.add_flag("--version", version, "version, commit, torch, kernels")->group("Global options");
   app.set_help_flag("-h,--help", "this text; also after a command")->group("Global options");
 }
@@ -81,7 +83,8 @@ ExitCode run_program(int argc, char** argv) {
   app.fallthrough();  // global options may stand after the command
   app.allow_extras();
   add_globals(app, globals, version);
-  for (const auto add : {add_demo, add_apply, add_list, add_explain, add_check, add_schema, add_selftest})
+  for (const auto add :
+       {add_demo, add_apply, add_list, add_explain, add_check, add_schema, add_selftest, add_completion})
     add(app, globals, run);
   app.footer(
       "Examples:\n  faultline demo\n  faultline apply 'deadzone(threshold=0.04)' --shape 256x1024 --dtype bf16\n\n"

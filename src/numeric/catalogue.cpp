@@ -24,6 +24,17 @@ ParameterInfo axis() {
   return with_default("axis", Schema::choice({"token", "tensor", "channel"}), "token",
                       "over what the maximum, mean or deviation is taken; token keeps rollout and training alike");
 }
+// The axis of a kind that measures nothing once `parameter` is `absolute` (empty: once it is given).
+ParameterInfo axis_unless(const std::string& parameter, const std::string& absolute, const std::string& remedy) {
+  ParameterInfo info = axis();
+  info.applies = [parameter, absolute](const Node& what) {
+    const Node* value = what.find(parameter);
+    return value == nullptr || (!absolute.empty() && !(value->is_string() && value->as_string() == absolute));
+  };
+  info.otherwise = "axis says over what a reference is measured, and with " + parameter +
+                   (absolute.empty() ? "" : ": " + absolute) + " nothing is measured; leave axis out, or " + remedy;
+  return info;
+}
 
 std::vector<KindInfo> gaussian_kinds() {
   return {
@@ -86,7 +97,8 @@ std::vector<KindInfo> systematic_kinds() {
        "y = x + s*std(x), or x + s",
        "a constant added",
        {required("strength", strength_range(), "s"),
-        with_default("scale", Schema::choice({"std", "absolute"}), "std", "unit of s"), axis()},
+        with_default("scale", Schema::choice({"std", "absolute"}), "std", "unit of s"),
+        axis_unless("scale", "absolute", "set scale: std")},
        "offset(strength=0.1)",
        ""},
       {FaultKind::kTruncate,
@@ -103,7 +115,8 @@ std::vector<KindInfo> systematic_kinds() {
        "y = 0 where |x| < T,  T = t*max|x| or t",
        "small signals are lost",
        {with_default("threshold", probability(), 0.01, "t"),
-        with_default("relative_to", Schema::choice({"max", "none"}), "max", "unit of t"), axis()},
+        with_default("relative_to", Schema::choice({"max", "none"}), "max", "unit of t"),
+        axis_unless("relative_to", "none", "set relative_to: max")},
        "deadzone(threshold=0.04) @ module=layer_output,layer=15",
        "Relative noise after a dead zone cannot revive a zero; additive noise before it can lift signals over the "
        "threshold."},
@@ -112,7 +125,8 @@ std::vector<KindInfo> systematic_kinds() {
        "y = clamp(x, -c, c),  c = (1-m)*max|x| or c = limit",
        "a range that is too small",
        {optional("margin", probability(), "m, default 0.3; not together with limit"),
-        optional("limit", Schema::number({.min = 0, .max = 1e30}), "c, absolute"), axis()},
+        optional("limit", Schema::number({.min = 0, .max = 1e30}), "c, absolute"),
+        axis_unless("limit", "", "give margin instead of limit")},
        "saturate(margin=0.3)",
        ""},
       {FaultKind::kProfile,

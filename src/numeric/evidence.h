@@ -18,6 +18,7 @@ struct LedgerNumbers {
   double mean_abs_error = 0;
   double rms_error = 0;
   double max_abs_error = 0;
+  std::optional<double> rms_value;     // rms of the elements that are not zero; 0 where the squares underflow
   std::optional<double> relative_rms;  // rms of (y - x) / x over the sample: the realised strength
   std::optional<double> sqnr_db;       // 10 log10 (sum x^2 / sum e^2); absent where nothing changed
   double survival = 1;                 // share of nonzero elements that stay nonzero
@@ -26,14 +27,15 @@ struct LedgerNumbers {
 LedgerNumbers read_ledger(const double* columns);  // of ledger_columns()
 nlohmann::ordered_json to_json(const LedgerNumbers& numbers);
 
-// Where the realised strength must lie: exact under the dtype's rounding of normal (not subnormal) numbers, widened
-// by 6.2 standard errors of the sample (a false alarm in 10^9 runs).
+// Where the realised strength must lie: exact under the dtype's rounding of normal numbers, widened by 6.2 standard
+// errors of the sample (a false alarm in 10^9 runs) and by what the share of subnormal numbers may do, Note
+// [Subnormal data].
 struct StrengthBand {
   double expected = 0;
   double low = 0;
   double high = 0;
 };
-std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, double sampled);
+std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers);
 
 // Empty: the evidence is there. Otherwise sentences, each a reason to fail (exit 3).
 std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers);

@@ -61,7 +61,6 @@ void read_bitflip(const Node& what, FaultSpec& spec) {
 void read_saturate(const Node& what, FaultSpec& spec) {
   const Node *limit = what.find("limit"), *margin = what.find("margin");
   if (limit && margin) throw what.error("give margin (relative to the maximum) or limit (absolute), not both");
-  spec.axis = read_axis(what);
   spec.relative = limit == nullptr;
   spec.reference = spec.relative ? Reference::kMaxAbs : Reference::kNone;
   spec.strength = limit ? limit->as_number() : margin ? margin->as_number() : 0.3;
@@ -145,7 +144,14 @@ Schema fault_schema() {
   for (const KindInfo& info : kind_infos()) {
     Schema map = Schema::map();
     for (const ParameterInfo& p : info.parameters) {
-      map = map.field(p.name, p.schema, {.required = p.required, .default_value = p.default_value, .doc = p.meaning});
+      map = map.field(
+          p.name, p.schema,
+          {.required = p.required, .default_value = p.default_value, .doc = p.meaning, .default_if = p.applies});
+      if (p.applies) {
+        map = map.check([p](const Node& what) {
+          return what.find(p.name) != nullptr && !p.applies(what) ? p.otherwise : std::string();
+        });
+      }
     }
     kinds.emplace_back(info.name, map.described_as(info.summary));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -43,6 +44,8 @@ struct ParameterInfo {
   std::optional<Node> default_value;
   std::string meaning;
   bool required = false;
+  std::function<bool(const Node&)> applies = {};  // by the parameters before it; empty: always
+  std::string otherwise = {};                     // the complaint where it is given and does not apply
 };
 
 struct KindInfo {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -13,7 +14,12 @@
 namespace faultline {
 namespace {
 
-constexpr int kMantissas = 128;  // all of bf16's; evenly spread ones of fp16 and fp32
+// How many mantissas are gone through, evenly spread. Noise: all of bf16's, and enough of the others, since deviates
+// smooth the effect. Gain moves every element by the same share, so the extreme mantissas matter: all of fp16's too.
+template <class Type>
+int mantissas_of(FaultKind kind) {
+  return kind == FaultKind::kGain ? 1 << std::min(Type::kMantissaBits, 12) : 128;
+}
 
 // Mean and variance of the squared relative error, and the share changed, for x = mantissa in [1, 2).
 struct MantissaEffect {
@@ -59,9 +65,10 @@ Visibility integrate(const Rule& rule, double strength) {
   Visibility total;
   total.changed = 0;
   double weight_sum = 0, squared = 0, low = INFINITY, high = 0, spread = 0;
-  for (int m = 0; m < kMantissas; ++m) {
-    const float x = 1.0f + static_cast<float>(m) / kMantissas;
-    const double weight = std::log2(1 + 1.0 / (kMantissas + m));
+  const int mantissas = mantissas_of<Type>(rule.what.kind);
+  for (int m = 0; m < mantissas; ++m) {
+    const float x = 1.0f + static_cast<float>(m) / static_cast<float>(mantissas);
+    const double weight = std::log2(1 + 1.0 / (mantissas + m));
     const MantissaEffect effect = mantissa_effect<Type>(rule, static_cast<float>(strength), x);
     total.changed += weight * effect.changed;
     squared += weight * effect.squared;

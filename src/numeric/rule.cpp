@@ -28,11 +28,21 @@ std::string check_tile(const Node& tile) {
 }
 
 std::string check_extent(const Node& extent) {
-  const std::string& structure = extent.at("structure").as_string();
+  const Node* given = extent.find("structure");
+  if (given != nullptr && extent.at("fraction").as_number() == 1) {
+    return fmt::format("structure: {} has no effect with fraction: 1, where every element is broken; {}",
+                       given->as_string(), "give a fraction below 1, or leave structure out");
+  }
+  const std::string structure = given == nullptr ? "" : given->as_string();
   if ((extent.find("tile") != nullptr) != (structure == "tile"))
     return "tile: RxC goes with structure: tile, and only with it";
   if (extent.find("period") && structure != "lane") return "period goes with structure: lane";
   return "";
+}
+
+bool is_partial(const Node& extent) {
+  const Node* fraction = extent.find("fraction");
+  return fraction != nullptr && fraction->is_number() && fraction->as_number() < 1;
 }
 
 Schema extent_schema() {
@@ -41,7 +51,8 @@ Schema extent_schema() {
              {.default_value = Node(1.0), .doc = "share of units that are broken"})
       .field("structure", Schema::choice({"element", "channel", "row", "tile", "lane"}),
              {.default_value = Node("element"),
-              .doc = "what breaks together; the choice is fixed for a seed, rule and site"})
+              .doc = "what breaks together; the choice is fixed for a seed, rule and site",
+              .default_if = is_partial})
       .field("tile", Schema::string().check(check_tile), {.doc = "rows x columns of a tile, 16x16"})
       .field("period", Schema::integer({.min = 2, .max = 65536}),
              {.doc = "lanes repeat along the row with this period; default 32"})
@@ -113,7 +124,6 @@ Schema rule_schema(RuleUse use) {
   if (use == RuleUse::kInPlan) rule = rule.field("where", selector_schema(), {.required = true, .doc = "which sites"});
   Node extent = Node::map(), lifetime = Node::map();
   extent.set("fraction", 1.0);
-  extent.set("structure", "element");
   lifetime.set("kind", "permanent");
   return rule.field("what", fault_schema(), {.required = true, .doc = "the fault and its parameters"})
       .field("extent", extent_schema(), {.default_value = extent, .doc = "which elements it may touch"})

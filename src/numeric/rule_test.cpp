@@ -92,8 +92,38 @@ TEST(Rule, RefusesCombinationsThatWouldDoNothing) {
   expect_refusal("quantize(format=mxfp4, rule.keyed_by=row)", "keyed_by: row is for faults that draw");
   expect_refusal("stuck_at(bit=1, rule.rounding=stochastic)", "nothing to round");
   expect_refusal("saturate(margin=0.1, limit=2)", "not both");
+  const std::string no_axis = "nothing is measured; leave axis out, or ";
+  expect_refusal("deadzone(relative_to=none, axis=token)",
+                 "with relative_to: none " + no_axis + "set relative_to: max");
+  expect_refusal("offset(strength=1, scale=absolute, axis=tensor)", "with scale: absolute " + no_axis);
+  expect_refusal("saturate(limit=2, axis=channel)", "with limit " + no_axis + "give margin instead");
+  expect_refusal("zero(extent.structure=row)", "structure: row has no effect with fraction: 1");
+  expect_refusal("zero(extent.fraction=1, extent.structure=element)",
+                 "give a fraction below 1, or leave structure out");
   expect_refusal("zero", "where", RuleUse::kInPlan);
   expect_refusal("zero @ operator=mm,module=x", "one of them", RuleUse::kInPlan);
+}
+
+TEST(Rule, FillsInAxisAndStructureOnlyWhereTheyAct) {
+  const auto what = [](const char* text) { return parse_rule(text, RuleUse::kOnTensor).source.at("what"); };
+  for (const char* text : {"deadzone", "offset(strength=1)", "saturate", "saturate(margin=0.1)"})
+    EXPECT_EQ(what(text).at("axis"), Node("token")) << text;
+  for (const char* text : {"deadzone(relative_to=none)", "offset(strength=1, scale=absolute)", "saturate(limit=2)"})
+    EXPECT_EQ(what(text).find("axis"), nullptr) << text;
+  EXPECT_EQ(parse_rule("deadzone(axis=channel)", RuleUse::kOnTensor).what.axis, Axis::kChannel);
+  const auto extent = [](const char* text) { return parse_rule(text, RuleUse::kOnTensor).source.at("extent"); };
+  EXPECT_EQ(extent("zero(extent.fraction=0.5)").at("structure"), Node("element"));
+  EXPECT_EQ(extent("zero").find("structure"), nullptr);
+  EXPECT_EQ(extent("zero(extent.fraction=1)").find("structure"), nullptr);
+}
+
+TEST(Rule, SaysThatARangeOfLayersCountsDownwards) {
+  const char* words = "where.layer: the range '20-10' is empty: it counts downwards; write '10-20'";
+  expect_refusal("zero @ operator=mm,layer=20-10", words, RuleUse::kInPlan);
+  expect_refusal("{name: z, where: {operator: mm, layer: [3, 20-10]}, what: {kind: zero}}",
+                 "where.layer[1]: the range '20-10' is empty", RuleUse::kInPlan);
+  expect_refusal("zero @ operator=mm,layer=first", "a layer is a number (15), a range ('10-20') or all; got 'first'",
+                 RuleUse::kInPlan);
 }
 
 TEST(Rule, RefusesMalformedShortForms) {

@@ -22,7 +22,9 @@ std::string check_range(const Node& node) {
       !parse_layer(text.substr(dash + 1), last)) {
     return "a layer is a number (15), a range ('10-20') or all; got '" + text + "'";
   }
-  return first <= last ? "" : "the range '" + text + "' is empty: it counts downwards";
+  if (first <= last) return "";
+  return "the range '" + text + "' is empty: it counts downwards; write '" + std::to_string(last) + '-' +
+         std::to_string(first) + "'";
 }
 
 LayerRange read_one(const Node& node) {
