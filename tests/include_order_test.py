@@ -28,7 +28,8 @@ ARROWS = {
     "diagnose": ["task"],
     "report": ["record"],
     "recipe": ["aqn", "triage", "experiment", "diagnose", "report"],
-    "cli": ["recipe"],
+    "plugin": ["recipe"],
+    "cli": ["plugin"],
 }
 NO_TORCH = ("base/", "record/", "numeric/cpu/", "numeric/cuda/")
 CUDA_FOLDERS = ("numeric/cuda/", "model/cuda/")

@@ -5,15 +5,34 @@ bits. A fault is written in the short form of the command line, `relative_gaussi
 from __future__ import annotations
 
 import math
-import os
-import pathlib
 
 import torch
 
-__version__ = "0.1.0"
-__all__ = ["LEDGER_COLUMNS", "apply", "apply_", "checksum", "digest", "library_path", "new_ledger", "quantize", "read_ledger"]
+from faultline._library import library_path
+from faultline.attach import Attachment, attach
+from faultline.plan import EvidenceError, Plan, arm_from_environment, census, ledger, phase, plan, weights_changed
 
-_TORCH_SERIES = "2.11"
+__version__ = "0.1.0"
+__all__ = [
+    "LEDGER_COLUMNS",
+    "Attachment",
+    "EvidenceError",
+    "Plan",
+    "apply",
+    "apply_",
+    "attach",
+    "census",
+    "checksum",
+    "digest",
+    "ledger",
+    "library_path",
+    "new_ledger",
+    "phase",
+    "plan",
+    "quantize",
+    "read_ledger",
+    "weights_changed",
+]
 
 # One name for each column of src/numeric/ledger.h, in its order.
 LEDGER_COLUMNS = (
@@ -34,36 +53,6 @@ LEDGER_COLUMNS = (
     "sum_squared_relative",
 )
 _SUMS = ("sum_abs_error", "sum_squared_error", "sum_squared_value", "max_abs_error", "sum_squared_relative")
-
-
-def library_path() -> pathlib.Path:
-    """The library that is loaded: FAULTLINE_LIBRARY, or the one of the bundle, or the one of the build folder."""
-    wish = os.environ.get("FAULTLINE_LIBRARY")
-    root = pathlib.Path(__file__).resolve().parents[2]
-    candidates = [pathlib.Path(wish)] if wish else [root / "libfaultline.so", root / "build" / "libfaultline.so"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate.resolve()
-    looked = ", ".join(str(candidate) for candidate in candidates)
-    raise ImportError(f"libfaultline.so was not found (looked at {looked}); run ./dev build or set FAULTLINE_LIBRARY to its path")
-
-
-def _check_torch() -> None:
-    version = str(torch.__version__)
-    if version.split(".")[:2] != _TORCH_SERIES.split("."):
-        raise ImportError(f"libfaultline.so is built for torch {_TORCH_SERIES}, this Python has torch {version}; install torch=={_TORCH_SERIES}.* or rebuild")
-
-
-def _load() -> None:
-    _check_torch()
-    path = library_path()
-    try:
-        torch.ops.load_library(str(path))
-    except OSError as error:
-        raise ImportError(f"{path} could not be loaded: {error}") from error
-
-
-_load()
 
 
 def apply(
@@ -131,3 +120,6 @@ def read_ledger(ledger: torch.Tensor) -> dict[str, int | float | None]:
     numbers["sqnr_db"] = None if ratio is None else 10 * math.log10(ratio) if ratio > 0 else -math.inf
     numbers["survival"] = (row["nonzero"] - row["zeroed"]) / row["nonzero"] if row["nonzero"] > 0 else 1.0
     return numbers
+
+
+arm_from_environment()

@@ -40,7 +40,7 @@ std::string rule_title(const Rule& rule) {
 LedgerReport make_report(const Rule& rule, Dtype dtype, const at::Tensor& ledger) {
   const at::Tensor row = ledger_columns(ledger);
   LedgerReport report{rule, read_ledger(row.const_data_ptr<double>()), {}, {}};
-  report.band = expected_strength(rule, dtype, report.numbers);
+  report.band = expected_strength(rule, dtype, report.numbers.sampled);
   report.complaints = missing_evidence(rule, dtype, report.numbers);
   return report;
 }

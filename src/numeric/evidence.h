@@ -18,7 +18,6 @@ struct LedgerNumbers {
   double mean_abs_error = 0;
   double rms_error = 0;
   double max_abs_error = 0;
-  std::optional<double> rms_value;     // rms of the elements that are not zero; 0 where the squares underflow
   std::optional<double> relative_rms;  // rms of (y - x) / x over the sample: the realised strength
   std::optional<double> sqnr_db;       // 10 log10 (sum x^2 / sum e^2); absent where nothing changed
   double survival = 1;                 // share of nonzero elements that stay nonzero
@@ -27,17 +26,25 @@ struct LedgerNumbers {
 LedgerNumbers read_ledger(const double* columns);  // of ledger_columns()
 nlohmann::ordered_json to_json(const LedgerNumbers& numbers);
 
-// Where the realised strength must lie: exact under the dtype's rounding of normal numbers, widened by 6.2 standard
-// errors of the sample (a false alarm in 10^9 runs) and by what the share of subnormal numbers may do, Note
-// [Subnormal data].
+// How strictly evidence is judged. `strengths`: those in force while the ledger was filled, where a schedule moved
+// them; empty: the rule's own. The band then spans them all.
+struct Judgement {
+  double false_alarm = 1e-9;  // probability that a faultless run is refused; divide by the number of rows of a run
+  std::vector<double> strengths;
+};
+
+// Where the realised strength must lie: exact under the dtype's rounding of normal numbers (the sample holds no
+// others), widened by the sample's standard errors.
 struct StrengthBand {
   double expected = 0;
   double low = 0;
   double high = 0;
 };
-std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers);
+std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, double sampled,
+                                              const Judgement& judgement = {});
 
 // Empty: the evidence is there. Otherwise sentences, each a reason to fail (exit 3).
-std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers);
+std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
+                                          const Judgement& judgement = {});
 
 }  // namespace faultline

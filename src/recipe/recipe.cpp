@@ -31,6 +31,13 @@ void register_once() {
                {.default_value = Node::list(), .doc = "the rules, in the order in which they apply at a site"});
 }
 
+Node checked(const Node& given, std::span<const std::string> overrides) {
+  const Schema schema = recipe_schema();
+  const Node recipe = validate(apply_overrides(given, overrides, &schema), schema);
+  (void)read_rules(recipe);
+  return recipe;
+}
+
 }  // namespace
 
 void register_recipe_sections() {
@@ -44,10 +51,10 @@ Schema recipe_schema() {
 }
 
 Node load_recipe(const std::filesystem::path& path, std::span<const std::string> overrides) {
-  const Schema schema = recipe_schema();
-  const Node recipe = validate(apply_overrides(load_config(path), overrides, &schema), schema);
-  (void)read_rules(recipe);
-  return recipe;
+  return checked(load_config(path), overrides);
+}
+Node parse_recipe(std::string_view text, std::span<const std::string> overrides) {
+  return checked(parse_yaml(text, "recipe"), overrides);
 }
 
 std::vector<Rule> read_rules(const Node& recipe) {

@@ -22,6 +22,8 @@ Schema recipe_schema();  // of all sections registered so far, these included
 // express are refused too. Throws UsageError with file:line and path.
 Node load_recipe(const std::filesystem::path& path, std::span<const std::string> overrides);
 
+Node parse_recipe(std::string_view text, std::span<const std::string> overrides);  // the same from a text
+
 std::vector<Rule> read_rules(const Node& recipe);  // validated; in the order of the plan
 
 }  // namespace faultline

@@ -3,8 +3,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/ne.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <set>
+
+#include "base/text.h"
 #include "numeric/gradient_mask.h"
 
 namespace faultline {
@@ -39,7 +43,8 @@ struct PassFunction : torch::autograd::Function<PassFunction> {
 
 // The value passes, its gradient is faulted. The plan that made the node is the one that acts, if it still does.
 struct GradientFunction : torch::autograd::Function<GradientFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t rule, int64_t place) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t rule,
+                            int64_t place) {
     context->saved_data["rule"] = rule;
     context->saved_data["place"] = place;
     return x.view_as(x);
@@ -85,6 +90,31 @@ bool boundary_is_wanted(const Plan& plan, PlaceId id, Surface surface) {
   return false;
 }
 
+void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
+  int64_t last_layer = -1;
+  for (const std::string& path : paths) last_layer = std::max(last_layer, layer_of_path(path));
+  for (const auto& rule : plan.rules()) {
+    const Selector& where = *rule->rule.where;
+    for (const LayerRange& range : where.layers) {
+      if (range.first > last_layer)
+        throw UsageError(fmt::format("rule '{}': layer {} does not exist; the model has layers 0 to {}",
+                                     rule->rule.name, range.first, last_layer));
+    }
+    if (where.module_pattern.empty()) continue;
+    std::set<std::string> names;
+    bool found = false;
+    for (const std::string& path : paths) {
+      const Place place{path, layer_of_path(path), role_of_path(path)};
+      names.insert(place.role);
+      found |= rule_means_module(where, place) && rule_means_layer(where, place);
+    }
+    if (!found)
+      throw UsageError(
+          fmt::format("rule '{}': no module matches '{}'{}", rule->rule.name, where.module_pattern,
+                      did_you_mean(where.module_pattern, std::vector<std::string>(names.begin(), names.end()))));
+  }
+}
+
 at::Tensor boundary(const at::Tensor& x, PlaceId id, Surface surface) {
   const auto plan = active_plan();
   if (!plan || !plan->armed()) return x;
@@ -93,7 +123,8 @@ at::Tensor boundary(const at::Tensor& x, PlaceId id, Surface surface) {
   for (const auto& rule : plan->rules()) {
     if (!means(*rule, place, surface)) continue;
     if (rule->rule.where->surface == Surface::kGradient) {
-      if (y.requires_grad()) y = GradientFunction::apply(y, static_cast<int64_t>(rule->index), static_cast<int64_t>(id));
+      if (y.requires_grad())
+        y = GradientFunction::apply(y, static_cast<int64_t>(rule->index), static_cast<int64_t>(id));
       continue;
     }
     const Location location{id, locate().phase};

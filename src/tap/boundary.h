@@ -12,6 +12,9 @@ at::Tensor boundary(const at::Tensor& x, PlaceId place, Surface surface);
 // Whether any rule of the active plan means this module's surface; for clients that install hooks only where needed.
 bool boundary_is_wanted(const Plan& plan, PlaceId place, Surface surface);
 
+// Throws UsageError where a rule names modules or layers that none of these module paths has, with the nearest names.
+void check_modules(const Plan& plan, const std::vector<std::string>& paths);
+
 // A faulty copy of x through autograd: gradients pass straight, or are masked where the fault forced a constant.
 at::Tensor pass_through(std::shared_ptr<Plan> plan, Row& row, const at::Tensor& x);
 

@@ -20,8 +20,8 @@
 namespace faultline {
 namespace {
 
-// What is shared between plans: the wrapped kernels and the plan that acts. Never destroyed, because wrapped kernels may
-// run until the process ends.
+// What is shared between plans: the wrapped kernels and the plan that acts. Never destroyed, because wrapped kernels
+// may run until the process ends.
 struct Tap {
   std::mutex mutex;  // of arming
   std::atomic<std::shared_ptr<Plan>> plan;
@@ -36,6 +36,8 @@ Tap& tap() {
   static auto* the_tap = new Tap;
   return *the_tap;
 }
+
+bool lost_by_fork = false;
 
 thread_local uint64_t acting = 0;  // rules inside one of whose calls this thread is: only the outermost call acts
 
@@ -97,7 +99,8 @@ struct TapKernel final : c10::OperatorKernel {
     Location location = locate();
     for (std::size_t i = 0; location.place == kNowhere && i < given.size(); ++i)
       location.place = place_of_storage(given[i]);
-    translated([&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
+    translated(
+        [&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
     if (above_autograd) {
       const InputsDone done;
       original.callBoxed(op, keys, stack);
@@ -108,7 +111,8 @@ struct TapKernel final : c10::OperatorKernel {
       original.callBoxed(op, keys, stack);
     }
     if (written.empty()) {
-      for (const std::size_t i : results.returned) collect(torch::jit::peek(*stack, i, op.schema().returns().size()), written);
+      for (const std::size_t i : results.returned)
+        collect(torch::jit::peek(*stack, i, op.schema().returns().size()), written);
       std::erase_if(written, [&](const at::Tensor& result) { return shares_storage(result, given); });  // views
     }
     translated([&] { act(*plan, named, location, written); });
@@ -119,7 +123,8 @@ struct TapKernel final : c10::OperatorKernel {
       if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != Surface::kOutput) continue;
       for (const at::Tensor& tensor : tensors) {
         Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor.device());
-        if (row.unreached.empty() && !can_fault(tensor)) row.unreached = fmt::format("cannot fault {} tensors", c10::toString(tensor.scalar_type()));
+        if (row.unreached.empty() && !can_fault(tensor))
+          row.unreached = fmt::format("cannot fault {} tensors", c10::toString(tensor.scalar_type()));
         if (row.unreached.empty()) {
           const ActingGuard guard(~uint64_t{0});
           plan.act(row, tensor);
@@ -169,13 +174,15 @@ std::vector<Wish> wishes_of(const PlanRule& rule) {
       // mkldnn:: operators have their kernels at their own key only; everything else is reached by the plain one.
       if (key == c10::DispatchKey::MkldnnCPU && !op.schema().name().starts_with("mkl")) continue;
       wishes.push_back({op, key});
-      if (where.surface == Surface::kInput && key == c10::DispatchKey::CPU) wishes.push_back({op, c10::DispatchKey::AutogradCPU});
-      if (where.surface == Surface::kInput && key == c10::DispatchKey::CUDA) wishes.push_back({op, c10::DispatchKey::AutogradCUDA});
+      if (where.surface == Surface::kInput && key == c10::DispatchKey::CPU)
+        wishes.push_back({op, c10::DispatchKey::AutogradCPU});
+      if (where.surface == Surface::kInput && key == c10::DispatchKey::CUDA)
+        wishes.push_back({op, c10::DispatchKey::AutogradCUDA});
     }
   }
   if (wishes.empty())
-    throw UsageError(fmt::format("rule '{}': operator '{}' has no kernel on the backends of this process", rule.rule.name,
-                                 where.operator_pattern));
+    throw UsageError(fmt::format("rule '{}': operator '{}' has no kernel on the backends of this process",
+                                 rule.rule.name, where.operator_pattern));
   return wishes;
 }
 
@@ -188,7 +195,8 @@ uint32_t wrap(const Wish& wish) {
   the_tap.bases.emplace_back(base_name(name));
   the_tap.rules_of.emplace_back(0);
   const std::size_t colons = name.find("::");
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, colons), wish.key, __FILE__, __LINE__);
+  auto library =
+      std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, colons), wish.key, __FILE__, __LINE__);
   library->impl(name.substr(colons + 2).c_str(),
                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<TapKernel>(
                     wish.op.getComputedKernelForDispatchKey(wish.key), number, wish.op.schema(),
@@ -208,7 +216,8 @@ void arm(std::shared_ptr<Plan> plan) {
   Tap& the_tap = tap();
   const std::lock_guard<std::mutex> lock(the_tap.mutex);
   if (the_tap.plan.load() == plan) throw UsageError("this plan is armed already; disarm it first");
-  if (the_tap.plan.load() != nullptr) throw UsageError("another plan is armed in this process; disarm it first, or put both rules into one recipe");
+  if (the_tap.plan.load() != nullptr)
+    throw UsageError("another plan is armed in this process; disarm it first, or put both rules into one recipe");
   std::vector<std::pair<uint32_t, Wish>> wishes;
   bool new_kernels = false;
   for (const auto& rule : plan->rules()) {
@@ -246,7 +255,8 @@ void unwrap_all() {
   Tap& the_tap = tap();
   const std::lock_guard<std::mutex> lock(the_tap.mutex);
   if (the_tap.plan.load() != nullptr) throw UsageError("a plan is armed; disarm it before the kernels are restored");
-  if (the_tap.running.load() > 0) throw UsageError("operators are running on other threads; kernels are restored when they have ended");
+  if (the_tap.running.load() > 0)
+    throw UsageError("operators are running on other threads; kernels are restored when they have ended");
   while (!the_tap.registrations.empty()) the_tap.registrations.pop_back();  // the last wrapped first
   the_tap.wrapped.clear();
 }
@@ -270,7 +280,10 @@ void forget_plan_after_fork() {
   if (const auto plan = the_tap.plan.load()) {
     for (auto& rules : the_tap.rules_of) rules.store(0);
     the_tap.plan.store(nullptr);
+    lost_by_fork = true;
   }
 }
+
+bool lost_plan_by_fork() { return lost_by_fork; }
 
 }  // namespace faultline

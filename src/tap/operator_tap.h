@@ -29,5 +29,6 @@ std::vector<std::string> operators_of(const PlanRule& rule);
 
 // Called by at-fork handlers: a child inherits wrappers but not the evidence; its plan is dropped and says so.
 void forget_plan_after_fork();
+bool lost_plan_by_fork();
 
 }  // namespace faultline

@@ -11,26 +11,70 @@
 namespace faultline {
 namespace {
 
-const std::vector<std::string_view> kMatmul = {
-    "aten::mm", "aten::mm_", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::mv",
-    "aten::addmv", "aten::addmv_", "aten::dot", "aten::vdot", "aten::addbmm", "aten::addbmm_", "aten::addr",
-    "aten::_addmm_activation", "aten::_grouped_mm", "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_scaled_grouped_mm",
-    "aten::_scaled_grouped_mm_v2", "aten::_weight_int4pack_mm", "aten::_weight_int8pack_mm",
-    "mkldnn::_linear_pointwise", "mkl::_mkl_linear", "_C::onednn_mm",
-    "_C::weight_packed_linear", "_C::cutlass_scaled_mm", "_moe_C::*gemm*"};
+const std::vector<std::string_view> kMatmul = {"aten::mm",
+                                               "aten::mm_",
+                                               "aten::addmm",
+                                               "aten::addmm_",
+                                               "aten::bmm",
+                                               "aten::baddbmm",
+                                               "aten::baddbmm_",
+                                               "aten::mv",
+                                               "aten::addmv",
+                                               "aten::addmv_",
+                                               "aten::dot",
+                                               "aten::vdot",
+                                               "aten::addbmm",
+                                               "aten::addbmm_",
+                                               "aten::addr",
+                                               "aten::_addmm_activation",
+                                               "aten::_grouped_mm",
+                                               "aten::_scaled_mm",
+                                               "aten::_scaled_mm_v2",
+                                               "aten::_scaled_grouped_mm",
+                                               "aten::_scaled_grouped_mm_v2",
+                                               "aten::_weight_int4pack_mm",
+                                               "aten::_weight_int8pack_mm",
+                                               "mkldnn::_linear_pointwise",
+                                               "mkl::_mkl_linear",
+                                               "_C::onednn_mm",
+                                               "_C::weight_packed_linear",
+                                               "_C::cutlass_scaled_mm",
+                                               "_moe_C::*gemm*"};
 const std::vector<std::string_view> kSoftmax = {"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data",
                                                 "aten::_log_softmax_backward_data", "aten::_masked_softmax"};
-const std::vector<std::string_view> kActivation = {
-    "aten::silu", "aten::silu_", "aten::silu_backward", "aten::gelu", "aten::gelu_", "aten::gelu_backward",
-    "aten::relu", "aten::relu_", "aten::sigmoid", "aten::sigmoid_", "aten::sigmoid_backward", "aten::tanh",
-    "aten::tanh_", "aten::tanh_backward", "_C::silu_and_mul", "_C::gelu_and_mul", "_C::gelu_tanh_and_mul"};
-const std::vector<std::string_view> kNorm = {
-    "aten::_fused_rms_norm", "aten::_fused_rms_norm_backward", "aten::native_layer_norm",
-    "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::rsqrt", "aten::rsqrt_", "_C::rms_norm",
-    "_C::fused_add_rms_norm"};
-const std::vector<std::string_view> kAttention = {"aten::_scaled_dot_product_*", "aten::_flash_attention_*",
-                                                  "aten::_efficient_attention_*", "_C::cpu_attention_with_kv_cache",
-                                                  "_vllm_fa2_C::*fwd", "_vllm_fa3_C::fwd", "_C::paged_attention*"};
+const std::vector<std::string_view> kActivation = {"aten::silu",
+                                                   "aten::silu_",
+                                                   "aten::silu_backward",
+                                                   "aten::gelu",
+                                                   "aten::gelu_",
+                                                   "aten::gelu_backward",
+                                                   "aten::relu",
+                                                   "aten::relu_",
+                                                   "aten::sigmoid",
+                                                   "aten::sigmoid_",
+                                                   "aten::sigmoid_backward",
+                                                   "aten::tanh",
+                                                   "aten::tanh_",
+                                                   "aten::tanh_backward",
+                                                   "_C::silu_and_mul",
+                                                   "_C::gelu_and_mul",
+                                                   "_C::gelu_tanh_and_mul"};
+const std::vector<std::string_view> kNorm = {"aten::_fused_rms_norm",
+                                             "aten::_fused_rms_norm_backward",
+                                             "aten::native_layer_norm",
+                                             "aten::native_layer_norm_backward",
+                                             "aten::native_group_norm",
+                                             "aten::rsqrt",
+                                             "aten::rsqrt_",
+                                             "_C::rms_norm",
+                                             "_C::fused_add_rms_norm"};
+const std::vector<std::string_view> kAttention = {"aten::_scaled_dot_product_*",
+                                                  "aten::_flash_attention_*",
+                                                  "aten::_efficient_attention_*",
+                                                  "_C::cpu_attention_with_kv_cache",
+                                                  "_vllm_fa2_C::*fwd",
+                                                  "_vllm_fa3_C::fwd",
+                                                  "_C::paged_attention*"};
 
 std::vector<std::string_view> joined(std::initializer_list<const std::vector<std::string_view>*> parts) {
   std::vector<std::string_view> all;
@@ -40,30 +84,74 @@ std::vector<std::string_view> joined(std::initializer_list<const std::vector<std
 
 // Copies, views, the optimizer and sampling compute nothing that a fault could spoil, or must not be spoiled.
 bool is_left_out_of_every(std::string_view base) {
-  static const std::vector<std::string_view> patterns = {
-      "faultline::*", "prim*::*", "aten::*copy*", "aten::*clone*", "aten::*empty*", "aten::*fill*", "aten::*zero*",
-      "aten::*ones*", "aten::*full*", "aten::*view*", "aten::*reshape*", "aten::as_strided*", "aten::*set_*",
-      "aten::*rand*", "aten::*normal*", "aten::uniform*", "aten::*multinomial*", "aten::exponential*",
-      "aten::bernoulli*", "aten::*dropout*", "aten::cauchy*", "aten::geometric*", "aten::log_normal*",
-      "aten::_fused_adam*", "aten::_fused_sgd*", "aten::_fused_adagrad*", "aten::_foreach_*", "aten::_amp_*",
-      "aten::*resize*", "aten::*pin_memory*", "aten::*to_*", "aten::_local_scalar*", "aten::*arange*",
-      "aten::*linspace*", "aten::*record_stream*", "aten::*detach*", "aten::lift*", "aten::*quantize*", "aten::*fft*",
-      "aten::*sparse*", "aten::*nested*", "quantized::*", "mkldnn_prepacked::*", "inductor::*", "c10d::*",
-      "_c10d_functional::*", "profiler::*", "symm_mem::*", "streams::*", "rngprims::*", "debugprims::*", "static_runtime::*"};
+  static const std::vector<std::string_view> patterns = {"faultline::*",
+                                                         "prim*::*",
+                                                         "aten::*copy*",
+                                                         "aten::*clone*",
+                                                         "aten::*empty*",
+                                                         "aten::*fill*",
+                                                         "aten::*zero*",
+                                                         "aten::*ones*",
+                                                         "aten::*full*",
+                                                         "aten::*view*",
+                                                         "aten::*reshape*",
+                                                         "aten::as_strided*",
+                                                         "aten::*set_*",
+                                                         "aten::*rand*",
+                                                         "aten::*normal*",
+                                                         "aten::uniform*",
+                                                         "aten::*multinomial*",
+                                                         "aten::exponential*",
+                                                         "aten::bernoulli*",
+                                                         "aten::*dropout*",
+                                                         "aten::cauchy*",
+                                                         "aten::geometric*",
+                                                         "aten::log_normal*",
+                                                         "aten::_fused_adam*",
+                                                         "aten::_fused_sgd*",
+                                                         "aten::_fused_adagrad*",
+                                                         "aten::_foreach_*",
+                                                         "aten::_amp_*",
+                                                         "aten::*resize*",
+                                                         "aten::*pin_memory*",
+                                                         "aten::*to_*",
+                                                         "aten::_local_scalar*",
+                                                         "aten::*arange*",
+                                                         "aten::*linspace*",
+                                                         "aten::*record_stream*",
+                                                         "aten::*detach*",
+                                                         "aten::lift*",
+                                                         "aten::*quantize*",
+                                                         "aten::*fft*",
+                                                         "aten::*sparse*",
+                                                         "aten::*nested*",
+                                                         "quantized::*",
+                                                         "mkldnn_prepacked::*",
+                                                         "inductor::*",
+                                                         "c10d::*",
+                                                         "_c10d_functional::*",
+                                                         "profiler::*",
+                                                         "symm_mem::*",
+                                                         "streams::*",
+                                                         "rngprims::*",
+                                                         "debugprims::*",
+                                                         "static_runtime::*"};
   return std::any_of(patterns.begin(), patterns.end(), [&](std::string_view p) { return glob_matches(p, base); });
 }
 
 bool is_tensor_type(const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::TensorType: return true;
-    case c10::TypeKind::ListType: return type.castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::TensorType;
+    case c10::TypeKind::ListType:
+      return type.castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::TensorType;
     default: return false;
   }
 }
 
 // The results of forward attention and norm operators beyond the first (log-sum-exp, mean, rstd) only serve backward.
 bool has_auxiliary_results(std::string_view base) {
-  return base.find("backward") == std::string_view::npos && (family_of(base) == "attention" || family_of(base) == "norm");
+  return base.find("backward") == std::string_view::npos &&
+         (family_of(base) == "attention" || family_of(base) == "norm");
 }
 
 bool names_base(const std::vector<std::string_view>& patterns, std::string_view base) {
@@ -93,8 +181,12 @@ std::span<const Family> families() {
       {"activation", "silu, gelu, relu, sigmoid, tanh and their gradients", kActivation},
       {"norm", "fused norms, and rsqrt where a norm dissolves into parts", kNorm},
       {"attention", "fused attention", kAttention},
-      {"rotary", "fused rotary embeddings (decomposed ones are a module tap)", {"_C::rotary_embedding", "aten::_rotary*"}},
-      {"embedding", "embedding look-up and its gradient", {"aten::embedding", "aten::embedding_dense_backward", "aten::index_select"}},
+      {"rotary",
+       "fused rotary embeddings (decomposed ones are a module tap)",
+       {"_C::rotary_embedding", "aten::_rotary*"}},
+      {"embedding",
+       "embedding look-up and its gradient",
+       {"aten::embedding", "aten::embedding_dense_backward", "aten::index_select"}},
       {"reduce", "sums and means", {"aten::sum", "aten::mean", "aten::cumsum", "aten::var", "aten::var_mean"}},
       {"all_ops", "matmul + softmax + activation + norm", joined({&kMatmul, &kSoftmax, &kActivation, &kNorm})},
       {"every", "whatever writes floating-point numbers, except copies, optimizer and sampling", {}},
@@ -140,7 +232,8 @@ Results results_of(const c10::FunctionSchema& schema) {
   Results results;
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto* alias = schema.arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite() && is_tensor_type(*schema.arguments()[i].type())) results.written.push_back(i);
+    if (alias != nullptr && alias->isWrite() && is_tensor_type(*schema.arguments()[i].type()))
+      results.written.push_back(i);
   }
   const bool first_only = has_auxiliary_results(base_name(schema.operator_name().name));
   if (!results.written.empty()) {
@@ -164,8 +257,8 @@ std::vector<c10::OperatorHandle> resolve_operators(const std::string& pattern, c
     const std::string full = full_name(name);
     names.insert(std::string(base_name(full)));
     if (name.name.starts_with("faultline::") || !pattern_means(pattern, full)) continue;
-    const bool excepted = std::any_of(except.begin(), except.end(),
-                                      [&](const std::string& text) { return pattern_means(text, full); });
+    const bool excepted =
+        std::any_of(except.begin(), except.end(), [&](const std::string& text) { return pattern_means(text, full); });
     const auto op = dispatcher.findSchema(name);
     if (!op || excepted) continue;
     const Results results = results_of(op->schema());
@@ -181,7 +274,8 @@ std::vector<c10::OperatorHandle> resolve_operators(const std::string& pattern, c
   if (!found.empty() || family_named(pattern) != nullptr) return found;
   if (composite)
     throw UsageError(fmt::format(
-        "operator '{}' dissolves into others before a backend runs; name its parts or a family (matmul, norm, …)", pattern));
+        "operator '{}' dissolves into others before a backend runs; name its parts or a family (matmul, norm, …)",
+        pattern));
   std::vector<std::string> candidates(names.begin(), names.end());
   for (const Family& family : families()) candidates.emplace_back(family.name);
   throw UsageError(fmt::format("nothing matches operator '{}'{}", pattern, did_you_mean(pattern, candidates)));

@@ -22,7 +22,7 @@ std::span<const Family> families();  // all_ops and every among them
 
 bool glob_matches(std::string_view pattern, std::string_view text);  // * and ?
 
-std::string full_name(const c10::OperatorName& name);       // "aten::mm.out"
+std::string full_name(const c10::OperatorName& name);        // "aten::mm.out"
 std::string_view base_name(std::string_view operator_name);  // "aten::mm"
 
 // The family of a base name other than all_ops and every; "" if none.

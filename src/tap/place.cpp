@@ -45,7 +45,8 @@ int64_t layer_of_path(std::string_view path) {
   const auto names = split_path(path);
   for (std::size_t i = 1; i < names.size(); ++i) {
     const std::string_view list = names[i - 1];
-    const bool counts_layers = list == "layers" || list == "h" || list == "blocks" || list == "block" || list == "layer";
+    const bool counts_layers =
+        list == "layers" || list == "h" || list == "blocks" || list == "block" || list == "layer";
     if (!counts_layers || !is_number(names[i])) continue;
     int64_t layer = -1;
     std::from_chars(names[i].data(), names[i].data() + names[i].size(), layer);

@@ -53,10 +53,11 @@ PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases) {
     set.set(static_cast<std::size_t>(on));
   for (const Node* phases : {&recipe_phases, &rule_phases}) {
     if (!phases->is_map()) continue;
-    for (const auto& [name, value] : phases->entries()) {
-      const auto phase = phase_by_name(name);
+    for (const auto& entry : phases->entries()) {
+      const auto phase = phase_by_name(entry.key);
       if (!phase) continue;  // race: not a phase of a model
-      set.set(static_cast<std::size_t>(*phase), value.is_boolean() ? value.as_bool() : value.as_string() != "clean");
+      set.set(static_cast<std::size_t>(*phase),
+              entry.value.is_boolean() ? entry.value.as_bool() : entry.value.as_string() != "clean");
     }
   }
   set.set(static_cast<std::size_t>(Phase::kRecompute), set.test(static_cast<std::size_t>(Phase::kActorForward)));
@@ -78,9 +79,8 @@ bool rule_means_module(const Selector& where, const Place& place) {
 
 bool rule_means_layer(const Selector& where, const Place& place) {
   if (where.layers.empty()) return true;
-  return std::any_of(where.layers.begin(), where.layers.end(), [&](const LayerRange& range) {
-    return place.layer >= range.first && place.layer <= range.last;
-  });
+  return std::any_of(where.layers.begin(), where.layers.end(),
+                     [&](const LayerRange& range) { return place.layer >= range.first && place.layer <= range.last; });
 }
 
 // Control and ledger rows on one device, in blocks that never move: captured graphs hold their addresses.
@@ -98,7 +98,8 @@ struct Plan::Table {
 Plan::Plan(std::vector<Rule> rules, PlanSettings settings)
     : settings_(std::move(settings)), generation_(++generations), weights_(std::make_unique<WeightCache>()) {
   if (rules.empty()) throw UsageError("a plan needs at least one rule under faults:");
-  if (rules.size() > kMaxRules) throw UsageError(fmt::format("a plan has at most {} rules; got {}", kMaxRules, rules.size()));
+  if (rules.size() > kMaxRules)
+    throw UsageError(fmt::format("a plan has at most {} rules; got {}", kMaxRules, rules.size()));
   for (Rule& rule : rules) {
     auto entry = std::make_unique<PlanRule>();
     entry->phases = read_phases(rule.phases, settings_.phases);
@@ -108,18 +109,26 @@ Plan::Plan(std::vector<Rule> rules, PlanSettings settings)
     if (!read.where) throw UsageError(fmt::format("rule '{}' does not say where", read.name));
     if (entry->phases.none()) throw UsageError(fmt::format("rule '{}' acts in no phase", read.name));
     if (read.schedule && strength_is_lowered(read))
-      throw UsageError(fmt::format("rule '{}': the rate of {} cannot follow a schedule; give one rule for each window of steps",
-                                   read.name, kind_name(read.what.kind)));
+      throw UsageError(
+          fmt::format("rule '{}': the rate of {} cannot follow a schedule; give one rule for each window of steps",
+                      read.name, kind_name(read.what.kind)));
     if (read.where->surface == Surface::kGradient && !read.where->operator_pattern.empty())
-      throw UsageError(fmt::format("rule '{}': an operator has no gradient surface; its backward operators are reached by "
-                                   "surface output in phase actor_backward, or name a module", read.name));
+      throw UsageError(
+          fmt::format("rule '{}': an operator has no gradient surface; its backward operators are reached by "
+                      "surface output in phase actor_backward, or name a module",
+                      read.name));
     if (read.where->surface == Surface::kWeight && !read.where->module_pattern.empty())
-      throw UsageError(fmt::format("rule '{}': surface weight belongs to an operator rule (operator: matmul); narrow it by "
-                                   "layer or except", read.name));
+      throw UsageError(
+          fmt::format("rule '{}': surface weight belongs to an operator rule (operator: matmul); narrow it by "
+                      "layer or except",
+                      read.name));
     if (read.where->surface == Surface::kWeight && read.gradient == GradientRule::kMasked)
-      throw UsageError(fmt::format("rule '{}': gradient masked has no meaning for a weight, whose gradient goes to the master", read.name));
-    if (read.where->surface == Surface::kWeight && read.what.kind != FaultKind::kQuantize && read.lifetime.kind != Lifetime::kPermanent)
-      throw UsageError(fmt::format("rule '{}': a weight is faulted once and kept; lifetime must be permanent", read.name));
+      throw UsageError(fmt::format(
+          "rule '{}': gradient masked has no meaning for a weight, whose gradient goes to the master", read.name));
+    if (read.where->surface == Surface::kWeight && read.what.kind != FaultKind::kQuantize &&
+        read.lifetime.kind != Lifetime::kPermanent)
+      throw UsageError(
+          fmt::format("rule '{}': a weight is faulted once and kept; lifetime must be permanent", read.name));
     rules_.push_back(std::move(entry));
   }
 }
@@ -148,7 +157,8 @@ void Plan::write_controls(Table& table) {
     control.progress = 0;
   }
   for (std::size_t b = 0; b < table.blocks.size(); ++b) {
-    const std::size_t first = b * kSlots, count = std::min(kSlots, table.rows.size() - std::min(first, table.rows.size()));
+    const std::size_t first = b * kSlots,
+                      count = std::min(kSlots, table.rows.size() - std::min(first, table.rows.size()));
     if (count == 0) break;
     at::Tensor staged = at::zeros({static_cast<int64_t>(count), static_cast<int64_t>(sizeof(Control) / 4)}, at::kInt);
     std::memcpy(staged.mutable_data_ptr<int32_t>(), table.mirror.data() + first, count * sizeof(Control));
@@ -167,7 +177,8 @@ void Plan::set_armed(bool armed) {
 }
 
 void Plan::begin_step(int64_t step) {
-  if (step < 0 || step > 0xFFFFFFFFll) throw UsageError(fmt::format("step {} is out of range; steps count from 0", step));
+  if (step < 0 || step > 0xFFFFFFFFll)
+    throw UsageError(fmt::format("step {} is out of range; steps count from 0", step));
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   step_ = step;
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -177,17 +188,20 @@ void Plan::begin_step(int64_t step) {
 std::string Plan::why_unreached(const PlanRule& rule, const Location& location, Surface surface) const {
   if (!rule.phases.test(static_cast<std::size_t>(location.phase)))
     return fmt::format("phase {} is off", phase_name(location.phase));
-  if (surface == Surface::kInput && location.phase == Phase::kActorBackward) return "inputs are faulted going forward; backward uses the saved ones";
+  if (surface == Surface::kInput && location.phase == Phase::kActorBackward)
+    return "inputs are faulted going forward; backward uses the saved ones";
   const Selector& where = *rule.rule.where;
   const Place& place = place_of(location.place);
   if (!where.layers.empty() && location.place == kNowhere) return "its layer is not known";
   if (!rule_means_layer(where, place)) return "not one of the rule's layers";
   for (const std::string& text : where.except) {
-    if (is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place)) return "excepted by the rule";
+    if (is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place))
+      return "excepted by the rule";
   }
   if (place.role == "router" && where.module_pattern != "router" && !settings_.force_routers)
     return "a router is faulted only by a rule that names it (module: router)";
-  if (place.role == "lora" && where.module_pattern != "lora") return "an adapter is faulted only by a rule that names it (module: lora)";
+  if (place.role == "lora" && where.module_pattern != "lora")
+    return "an adapter is faulted only by a rule that names it (module: lora)";
   return "";
 }
 
@@ -248,9 +262,10 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
   const Rule& rule = row.rule->rule;
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   if (is_capturing(x))
-    throw UsageError(fmt::format("rule '{}' met a new site, {} of {}, while a CUDA graph was being captured; run the step once "
-                                 "before capturing it (as torch's warm-up does)",
-                                 rule.name, row.target, row.place == kNowhere ? "an unknown place" : place_of(row.place).path));
+    throw UsageError(
+        fmt::format("rule '{}' met a new site, {} of {}, while a CUDA graph was being captured; run the step once "
+                    "before capturing it (as torch's warm-up does)",
+                    rule.name, row.target, row.place == kNowhere ? "an unknown place" : place_of(row.place).path));
   Table& table = table_of(x.device());
   if (table.rows.size() == table.blocks.size() * kSlots) {
     const auto options = at::TensorOptions().device(x.device());
@@ -266,7 +281,9 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
   // code, whichever overload runs.
   const std::string_view family = family_of(row.target);
   const std::string& path = place_of(row.place).path;
-  row.keys = make_keys({settings_.seed, fmt::format("{}:{}", path, family.empty() ? std::string_view(row.target) : family), 0}, rule.name);
+  row.keys =
+      make_keys({settings_.seed, fmt::format("{}:{}", path, family.empty() ? std::string_view(row.target) : family), 0},
+                rule.name);
   row.dtype = dtype_of(x);
   row.first_shape = x.sizes().vec();
   row.first_step = step_;

@@ -33,9 +33,9 @@ PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases);
 
 struct PlanSettings {
   uint64_t seed = 0;
-  Node phases;               // the recipe's, or null
-  int64_t total_steps = 1;   // for schedules
-  int64_t layer_count = 0;   // for per-layer schedules; 0: not known
+  Node phases;              // the recipe's, or null
+  int64_t total_steps = 1;  // for schedules
+  int64_t layer_count = 0;  // for per-layer schedules; 0: not known
   bool force_routers = false;
 };
 
@@ -61,12 +61,12 @@ struct Row {
   Dtype dtype = Dtype::kFloat32;
   std::vector<int64_t> first_shape;
   int64_t first_step = 0;
-  std::atomic<int64_t> calls{0};       // issued by the host; replays of a captured graph are not among them
-  std::atomic<int64_t> uses{0};        // of a weight's faulted copy
-  std::atomic<int64_t> captured{0};    // of these, calls that were recorded into a CUDA graph and did not run then
-  double strength = 0;                 // at this step
+  std::atomic<int64_t> calls{0};     // issued by the host; replays of a captured graph are not among them
+  std::atomic<int64_t> uses{0};      // of a weight's faulted copy
+  std::atomic<int64_t> captured{0};  // of these, calls that were recorded into a CUDA graph and did not run then
+  double strength = 0;               // at this step
   std::vector<std::pair<double, int64_t>> strengths;  // strength and calls issued with it, in order
-  std::mutex mutex;                    // one thread acts at a time: a CPU row's words are plain memory
+  std::mutex mutex;                                   // one thread acts at a time: a CPU row's words are plain memory
 };
 
 class WeightCache;
@@ -89,6 +89,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // The row of a site, made at its first call. Never null; look at `unreached`.
   Row& row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
            Surface surface, const at::Device& device);
+  // Why a rule does not act there; "": it does.
+  std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface) const;
   // Lets the row's rule act on x, in place, below autograd.
   void act(Row& row, const at::Tensor& x);
 
@@ -111,7 +113,6 @@ class Plan : public std::enable_shared_from_this<Plan> {
   double strength_of(const PlanRule& rule, PlaceId place) const;
   void write_controls(Table& table);
   void make_row(Row& row, const at::Tensor& x);
-  std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface) const;
 
   std::vector<std::unique_ptr<PlanRule>> rules_;
   PlanSettings settings_;

@@ -19,8 +19,8 @@
 namespace faultline {
 namespace {
 
-constexpr std::array<std::string_view, kPhases> kPhaseNames = {"rollout", "actor_forward", "actor_backward", "recompute",
-                                                               "ref",     "eval",          "critic",         "diagnose"};
+constexpr std::array<std::string_view, kPhases> kPhaseNames = {
+    "rollout", "actor_forward", "actor_backward", "recompute", "ref", "eval", "critic", "diagnose"};
 constexpr std::size_t kLongTimeLine = 1u << 20;
 
 // From `sequence` on, autograd nodes made by this thread belong to `place`.
@@ -161,8 +161,9 @@ void register_parameter(const at::Tensor& parameter, PlaceId place) {
   // Tied weights (embedding and lm_head) have two owners: neither can be told from the storage.
   const auto found = all.entries.find(address);
   const bool tied = found != all.entries.end() && !found->second.tensor.expired() && found->second.place != place;
-  all.entries.insert_or_assign(
-      address, Parameters::Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), tied ? kNowhere : place});
+  all.entries.insert_or_assign(address,
+                               Parameters::Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
+                                                 tied ? kNowhere : place});
 }
 
 void forget_parameters() {

@@ -31,14 +31,12 @@ at::Tensor WeightCache::faulted(Plan& plan, Row& row, const at::Tensor& paramete
   const at::AutoDispatchBelowADInplaceOrView below;
   const void* storage = parameter.storage().unsafeGetStorageImpl();
   Entry& entry = entries_[row.rule->index][storage];
-  const bool good = entry.copy.defined() && !entry.storage.expired() && entry.version == version_of(parameter) &&
-                    entry.epoch == epoch_;
+  const bool good = entry.copy.defined() && entry.version == version_of(parameter) && entry.epoch == epoch_;
   if (!good) {
     const at::Tensor master = parameter.detach();
     at::Tensor copy = at::empty_strided(master.sizes(), master.strides(), master.options());
     copy.copy_(master);
     plan.act(row, copy);
-    entry.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(parameter.storage().getIntrusivePtr());
     entry.master = master, entry.copy = copy, entry.digest = digest(master);
     entry.version = version_of(parameter), entry.epoch = epoch_, entry.place = row.place;
   }
@@ -52,8 +50,9 @@ std::vector<std::string> WeightCache::changed_masters() const {
   std::vector<std::string> names;
   for (const auto& [rule, weights] : entries_) {
     for (const auto& [storage, entry] : weights) {
-      if (entry.storage.expired() || entry.epoch != epoch_ || entry.version != version_of(entry.master)) continue;
-      if (digest(entry.master).item<int64_t>() != entry.digest.item<int64_t>()) names.push_back(place_of(entry.place).path);
+      if (entry.epoch != epoch_ || entry.version != version_of(entry.master)) continue;
+      if (digest(entry.master).item<int64_t>() != entry.digest.item<int64_t>())
+        names.push_back(place_of(entry.place).path);
     }
   }
   return names;

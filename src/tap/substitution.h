@@ -13,7 +13,7 @@
 
 namespace faultline {
 
-// Faulted copies of weights. An entry is good while the storage lives, its version stands and the epoch is the same;
+// Faulted copies of weights. An entry is good while the master's version stands and the epoch is the same;
 // digests of the masters are compared when the evidence is read, because p.data.copy_() moves neither.
 class WeightCache {
  public:
@@ -24,8 +24,7 @@ class WeightCache {
 
  private:
   struct Entry {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    at::Tensor master, copy;
+    at::Tensor master, copy;  // the master's storage is kept alive, so its address cannot come to mean another
     at::Tensor digest;
     int64_t version = 0, epoch = 0;
     PlaceId place = kNowhere;

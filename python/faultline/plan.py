@@ -1,0 +1,213 @@
+"""A plan in this process: load a recipe, arm it around some code, and refuse the result where the evidence is missing.
+
+    with faultline.plan("recipe.yaml", model=model) as plan:
+        model.generate(...)
+    print(plan.report["log"])
+
+Leaving the block disarms the plan, reads the ledger and raises EvidenceError if a rule never fired, a count or a
+realised strength is not what it must be, or a weight changed behind the plan's back."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import warnings
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import faultline._library  # noqa: F401  loads the operators
+from faultline.attach import Attachment
+
+_OPS = torch.ops.faultline
+
+
+class EvidenceError(RuntimeError):
+    """The fault behind a number is not proven. `complaints` says why, `report` holds the ledger."""
+
+    def __init__(self, complaints, report):
+        super().__init__("the evidence is missing: " + "; ".join(complaints))
+        self.complaints = complaints
+        self.report = report
+
+
+def _refuse_cpp_wrapper():
+    config = sys.modules.get("torch._inductor.config")
+    if config is not None and getattr(config, "cpp_wrapper", False):
+        raise ValueError("torch._inductor.config.cpp_wrapper is on: compiled code then calls kernels without the dispatcher and no fault could be applied; switch it off")
+
+
+class Plan:
+    def __init__(self, recipe, *, model=None, overrides=(), total_steps=1, on_missing="raise"):
+        if on_missing not in ("raise", "warn"):
+            raise ValueError(f"on_missing is raise or warn; got {on_missing!r}")
+        self._recipe = json.dumps(recipe) if isinstance(recipe, dict) else os.fspath(recipe)
+        self._overrides, self._total_steps, self._on_missing = list(overrides), total_steps, on_missing
+        self._model = model
+        self._attachment: Attachment | None = None
+        self._optimizer_hook = None
+        self.report: dict | None = None
+
+    # --- arming -----------------------------------------------------------------------------------------------------
+    def arm(self):
+        _refuse_cpp_wrapper()
+        attachment = Attachment(self._model) if self._model is not None else None
+        try:
+            _OPS.plan_load(self._recipe, self._overrides, self._total_steps, attachment.layer_count if attachment else 0)
+            if attachment:
+                attachment.add_boundaries()
+            _OPS.plan_arm()
+        except BaseException:
+            if attachment:
+                attachment.detach()
+            raise
+        self._attachment = attachment
+        self._optimizer_hook = register_optimizer_step_post_hook(lambda *_: _OPS.weights_changed())
+        return self
+
+    def disarm(self):
+        """Back to the process as it was: no rule acts, hooks are gone. Wrapped kernels pass calls through."""
+        _OPS.plan_disarm()
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        if self._attachment is not None:
+            self._attachment.detach()
+            self._attachment = None
+
+    def __enter__(self):
+        return self.arm()
+
+    def __exit__(self, kind, *_):
+        try:
+            self.read(counts=self._has_census)
+        finally:
+            self.disarm()
+        if kind is None:
+            self.require_evidence()
+
+    # --- running ----------------------------------------------------------------------------------------------------
+    def begin_step(self, step: int):
+        """Strengths follow their schedules; call numbers start again, so that a resumed run draws the same numbers."""
+        _OPS.begin_step(step)
+
+    _has_census = False
+
+    def dry_run(self, run) -> dict:
+        """Runs `run()` once without faults and says what the armed plan will do: sites and calls per forward for each
+        rule, coverage for each phase. A rule that would match nothing is an error. Later counts are held against it."""
+        was_armed = _OPS.plan_is_armed()
+        if was_armed:
+            _OPS.plan_disarm()
+        try:
+            census(run, keep=True)
+            prediction = json.loads(_OPS.plan_predict())
+        finally:
+            if was_armed:
+                _OPS.plan_arm()
+        self._has_census = True
+        return prediction
+
+    def verify(self, run):
+        """A/A and canary: `run()` must give equal bits twice without faults, and other bits with them."""
+        _OPS.plan_disarm()
+        try:
+            first, second = _digests(run()), _digests(run())
+        finally:
+            _OPS.plan_arm()
+        if first != second:
+            raise EvidenceError(["A/A: two runs without faults differ; the comparison would measure chance"], self.report)
+        if _digests(run()) == first:
+            raise EvidenceError(["canary: the armed plan does not change one bit of the result"], self.report)
+
+    # --- evidence ---------------------------------------------------------------------------------------------------
+    def read(self, *, counts=False) -> dict:
+        self.report = json.loads(_OPS.plan_report(counts))
+        return self.report
+
+    def require_evidence(self):
+        complaints = self.report["complaints"] if self.report else ["nothing was read"]
+        if not complaints:
+            return
+        if self._on_missing == "warn":
+            warnings.warn("faultline: " + "; ".join(complaints), stacklevel=3)
+            return
+        raise EvidenceError(complaints, self.report)
+
+
+def plan(recipe, *, model=None, overrides=(), total_steps=1, on_missing="raise") -> Plan:
+    """A plan from a recipe: a path, a YAML text or a dict. Use it as a context manager."""
+    return Plan(recipe, model=model, overrides=overrides, total_steps=total_steps, on_missing=on_missing)
+
+
+def ledger() -> dict:
+    """The evidence so far: rules, rows (rule x operator x place x phase) and complaints."""
+    return json.loads(_OPS.plan_report(False))
+
+
+def weights_changed():
+    """Weights were updated past autograd (p.data.copy_, a weight sync): faulted copies are made anew."""
+    _OPS.weights_changed()
+
+
+@contextlib.contextmanager
+def phase(name: str):
+    """Names what runs inside: rollout, actor_forward, ref, eval, critic or diagnose."""
+    before = _OPS.get_phase()
+    _OPS.set_phase(name)
+    try:
+        yield
+    finally:
+        _OPS.set_phase(before)
+
+
+def census(run, *, model=None, keep=False) -> list[dict]:
+    """Every operator that `run()` executes: name, phase, module, calls, FLOPs, bytes, shapes. `model` names modules."""
+    with Attachment(model) if model is not None else contextlib.nullcontext():
+        _OPS.census_begin()
+        try:
+            run()
+        finally:
+            entries = json.loads(_OPS.census_end(keep))
+    return entries
+
+
+def _digests(result):
+    tensors = [result] if isinstance(result, torch.Tensor) else list(result.values()) if isinstance(result, dict) else list(result)
+    return [int(_OPS.digest(tensor.detach()).item()) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
+def arm_from_environment():
+    """FAULTLINE_RECIPE=file arms it at import. At exit the evidence is judged: missing evidence ends the process with
+    status 3 (FAULTLINE_ON_MISSING=warn: only a line)."""
+    recipe = os.environ.get("FAULTLINE_RECIPE")
+    if not recipe:
+        return
+    armed = Plan(recipe).arm()
+
+    def judge():
+        report = armed.read()
+        armed.disarm()
+        path = os.environ.get("FAULTLINE_LEDGER")
+        if path:
+            with open(f"{path}.{os.getpid()}", "w") as file:
+                json.dump(report, file)
+        for line in report["log"]:
+            print(line, file=sys.stderr)
+        if report["complaints"]:
+            print("faultline: the evidence is missing: " + "; ".join(report["complaints"]), file=sys.stderr, flush=True)
+            if os.environ.get("FAULTLINE_ON_MISSING") != "warn":
+                os._exit(3)
+
+    atexit.register(judge)
+
+
+def _warn_in_child():
+    if _OPS.plan_was_lost():
+        warnings.warn("faultline: a plan was armed before this process was forked; the child computes without faults until it arms its own", stacklevel=2)
+
+
+os.register_at_fork(after_in_child=_warn_in_child)

@@ -1,0 +1,222 @@
+#include "plugin/session.h"
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "recipe/recipe.h"
+#include "tap/boundary.h"
+#include "tap/operator_tap.h"
+#include "tap/operators.h"
+#include "tap/report.h"
+#include "tap/substitution.h"
+
+namespace faultline {
+namespace {
+
+struct Session {
+  std::mutex mutex;
+  std::shared_ptr<Plan> plan;
+  std::optional<Census> census;
+};
+Session& session() {
+  static auto* the_session = new Session;
+  return *the_session;
+}
+
+template <class Function>
+auto translated(Function&& function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const UsageError& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  } catch (const Error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+std::shared_ptr<Plan> plan_or_throw() {
+  const auto plan = session().plan;
+  if (!plan) throw UsageError("no plan is loaded in this process; load a recipe first");
+  return plan;
+}
+
+// A recipe file, or the recipe itself (a text with a newline or a brace).
+void op_plan_load(const std::string& recipe, at::ArrayRef<std::string> overrides, int64_t total_steps,
+                  int64_t layer_count) {
+  translated([&] {
+    const std::vector<std::string> changes(overrides.begin(), overrides.end());
+    const bool is_text = recipe.find_first_of("\n{") != std::string::npos;
+    const Node node = is_text ? parse_recipe(recipe, changes) : load_recipe(recipe, changes);
+    PlanSettings settings;
+    settings.seed = static_cast<uint64_t>(node.at("seed").as_integer());
+    if (const Node* phases = node.find("phases")) settings.phases = *phases;
+    settings.total_steps = total_steps;
+    settings.layer_count = layer_count;
+    auto plan = std::make_shared<Plan>(read_rules(node), settings);
+    const std::lock_guard<std::mutex> lock(session().mutex);
+    if (active_plan() != nullptr)
+      throw UsageError("a plan is armed in this process; disarm it before another recipe is loaded");
+    session().plan = std::move(plan);
+  });
+}
+
+void op_plan_arm() {
+  translated([] { arm(plan_or_throw()); });
+}
+void op_plan_disarm() {
+  translated([] { disarm(); });
+}
+bool op_plan_is_armed() { return active_plan() != nullptr; }
+bool op_plan_was_lost() { return lost_plan_by_fork(); }
+
+void op_begin_step(int64_t step) {
+  translated([&] { plan_or_throw()->begin_step(step); });
+}
+void op_count_forwards(const std::string& phase, int64_t count) {
+  translated([&] {
+    const auto found = phase_by_name(phase);
+    if (!found) throw UsageError("unknown phase '" + phase + "'");
+    for (int64_t i = 0; i < count; ++i) plan_or_throw()->count_forward(*found);
+  });
+}
+void op_set_phase(const std::string& phase) {
+  translated([&] {
+    const auto found = phase_by_name(phase);
+    if (!found && phase != "auto")
+      throw UsageError("unknown phase '" + phase +
+                       "'; phases are auto, rollout, actor_forward, ref, eval, critic and diagnose");
+    set_phase(found);
+  });
+}
+std::string op_get_phase() {
+  const auto phase = get_phase();
+  return phase ? std::string(phase_name(*phase)) : "auto";
+}
+
+int64_t op_place(const std::string& path) { return place_id(path); }
+std::string op_role(const std::string& path) { return role_of_path(path); }
+void op_register_parameter(const at::Tensor& parameter, const std::string& path) {
+  register_parameter(parameter, place_id(path));
+}
+void op_forget_parameters() { forget_parameters(); }
+void op_forget_time_lines() { forget_time_lines(); }
+void op_weights_changed() {
+  if (const auto plan = session().plan) plan->weights().new_epoch();
+}
+
+Surface surface_of(const std::string& name) {
+  if (name == "input") return Surface::kInput;
+  if (name == "output") return Surface::kOutput;
+  throw UsageError("a boundary's surface is input or output; got '" + name + "'");
+}
+at::Tensor op_boundary(const at::Tensor& x, int64_t place, const std::string& surface) {
+  return translated([&] { return boundary(x, static_cast<PlaceId>(place), surface_of(surface)); });
+}
+bool op_boundary_is_wanted(int64_t place, const std::string& surface) {
+  return translated(
+      [&] { return boundary_is_wanted(*plan_or_throw(), static_cast<PlaceId>(place), surface_of(surface)); });
+}
+// Rules that name modules must match one of the model's: otherwise their error says which names exist.
+void op_check_modules(at::ArrayRef<std::string> paths) {
+  translated([&] {
+    const std::vector<std::string> all(paths.begin(), paths.end());
+    check_modules(*plan_or_throw(), all);
+  });
+}
+
+void op_census_begin() { begin_census(); }
+std::string op_census_end(bool keep) {
+  const Census census = end_census();
+  if (keep) session().census = census;
+  return to_json(census).dump();
+}
+
+std::string op_plan_predict() {
+  return translated([] {
+    const auto plan = plan_or_throw();
+    if (!session().census)
+      throw UsageError("a prediction needs a census: run the model once under census_begin … census_end");
+    auto json = nlohmann::ordered_json::array();
+    for (const Prediction& prediction : predict(*plan, *session().census)) {
+      auto calls = nlohmann::ordered_json::object();
+      for (int p = 0; p < kPhases; ++p) {
+        if (prediction.calls[p] > 0) calls[std::string(phase_name(static_cast<Phase>(p)))] = prediction.calls[p];
+      }
+      json.push_back({{"rule", prediction.rule->rule.name}, {"sites", prediction.sites}, {"calls_per_forward", calls}});
+    }
+    return nlohmann::ordered_json({{"rules", json}, {"coverage", coverage(*plan, *session().census)}}).dump();
+  });
+}
+
+// Evidence as JSON, the log lines among it. `counts`: hold call counts against the census, too.
+std::string op_plan_report(bool counts) {
+  return translated([&] {
+    const auto plan = plan_or_throw();
+    const Verdict verdict = judge(*plan, counts ? session().census : std::nullopt);
+    nlohmann::ordered_json json = to_json(*plan, verdict, session().census);
+    json["log"] = log_lines(*plan, verdict);
+    return json.dump();
+  });
+}
+
+std::string op_wrapped() {
+  auto json = nlohmann::ordered_json::array();
+  for (const WrappedOperator& op : wrapped_operators()) json.push_back({{"operator", op.name}, {"key", op.key}});
+  return json.dump();
+}
+std::string op_families() {
+  auto json = nlohmann::ordered_json::array();
+  for (const Family& family : families())
+    json.push_back({{"family", std::string(family.name)},
+                    {"summary", std::string(family.summary)},
+                    {"operators", std::vector<std::string>(family.operators.begin(), family.operators.end())}});
+  return json.dump();
+}
+void op_unwrap() {
+  translated([] { unwrap_all(); });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(faultline, m) {
+  m.def("plan_load(str recipe, str[] overrides, int total_steps, int layer_count) -> ()", op_plan_load);
+  m.def("plan_arm() -> ()", op_plan_arm);
+  m.def("plan_disarm() -> ()", op_plan_disarm);
+  m.def("plan_is_armed() -> bool", op_plan_is_armed);
+  m.def("plan_was_lost() -> bool", op_plan_was_lost);
+  m.def("plan_predict() -> str", op_plan_predict);
+  m.def("plan_report(bool counts) -> str", op_plan_report);
+  m.def("begin_step(int step) -> ()", op_begin_step);
+  m.def("count_forwards(str phase, int count) -> ()", op_count_forwards);
+  m.def("set_phase(str phase) -> ()", op_set_phase);
+  m.def("get_phase() -> str", op_get_phase);
+  m.def("place(str path) -> int", op_place);
+  m.def("role(str path) -> str", op_role);
+  m.def("register_parameter(Tensor parameter, str path) -> ()", op_register_parameter);
+  m.def("forget_parameters() -> ()", op_forget_parameters);
+  m.def("forget_time_lines() -> ()", op_forget_time_lines);
+  m.def("weights_changed() -> ()", op_weights_changed);
+  m.def("boundary(Tensor x, int place, str surface) -> Tensor", op_boundary);
+  m.def("boundary_is_wanted(int place, str surface) -> bool", op_boundary_is_wanted);
+  m.def("check_modules(str[] paths) -> ()", op_check_modules);
+  m.def("census_begin() -> ()", op_census_begin);
+  m.def("census_end(bool keep) -> str", op_census_end);
+  m.def("wrapped_operators() -> str", op_wrapped);
+  m.def("operator_families() -> str", op_families);
+  m.def("unwrap() -> ()", op_unwrap);
+}
+
+}  // namespace faultline
+
+void faultline_push_scope(uint32_t place) { faultline::push_scope(place); }
+void faultline_pop_scope() { faultline::pop_scope(); }
+void faultline_begin_forward(uint32_t place) {
+  faultline::push_scope(place);
+  const auto location = faultline::locate();
+  const auto plan = faultline::active_plan();
+  if (plan && plan->armed() && location.phase != faultline::Phase::kRecompute) plan->count_forward(location.phase);
+}

@@ -1,0 +1,13 @@
+// The session of a process that is not ours: one recipe, its plan, its census, as Python or C++ clients drive them. The
+// operators in `session.cpp` (torch.ops.faultline.plan_*) and the C functions below are all that a client needs; there
+// is no Python.h.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+// Called around every module by clients; plain functions, because an operator call costs ten times as much.
+void faultline_push_scope(uint32_t place);
+void faultline_pop_scope();
+void faultline_begin_forward(uint32_t place);  // push_scope of the root module
+}

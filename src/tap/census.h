@@ -1,0 +1,41 @@
+// A census: which operators run, where, in which phase, how often, how much they compute. Taken above autograd by a
+// boxed fallback that only the threads of a census see, so that an ordinary run pays nothing. It says what a plan could
+// reach, and it is what expected call counts are derived from.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "tap/plan.h"
+
+namespace faultline {
+
+struct CensusEntry {
+  std::string name;  // "aten::mm"
+  PlaceId place = kNowhere;
+  Phase phase = Phase::kRollout;
+  int64_t calls = 0;
+  double flops = 0;
+  double bytes = 0;
+  std::string shapes;  // of the first call's tensors
+};
+using Census = std::vector<CensusEntry>;
+
+void begin_census();  // counts what this thread runs from now on, and the backward threads it starts
+Census end_census();
+nlohmann::ordered_json to_json(const Census& census);
+
+// What a plan will do, from a census of one forward (and backward): matched sites and predicted calls.
+struct Prediction {
+  const PlanRule* rule;
+  int64_t sites = 0;
+  int64_t calls[kPhases] = {};  // per forward
+};
+// Throws UsageError where a rule matches nothing of the census, with the nearest names.
+std::vector<Prediction> predict(const Plan& plan, const Census& census);
+
+// Share of operators, FLOPs and bytes that the plan reaches in each phase, and what it does not and why.
+nlohmann::ordered_json coverage(const Plan& plan, const Census& census);
+
+}  // namespace faultline

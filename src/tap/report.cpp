@@ -1,0 +1,189 @@
+#include "tap/report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tap/substitution.h"
+
+namespace faultline {
+namespace {
+
+std::string site_name(const Row& row) {
+  const std::string& path = place_of(row.place).path;
+  return fmt::format("{} {}", path.empty() ? "(unattributed)" : path, row.target);
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ",")); }
+
+// Counts of all rows of a rule; the strength is judged row by row.
+LedgerNumbers added(const std::vector<Plan::Evidence>& evidence, const PlanRule& rule, const Row** example) {
+  LedgerNumbers sum;
+  for (const auto& [row, n] : evidence) {
+    if (row->rule != &rule) continue;
+    if (*example == nullptr) *example = row;
+    sum.calls += n.calls, sum.active_calls += n.active_calls, sum.elements += n.elements, sum.selected += n.selected;
+    sum.changed += n.changed, sum.nonzero += n.nonzero, sum.zeroed += n.zeroed, sum.nonfinite += n.nonfinite;
+    sum.saturated += n.saturated, sum.sampled += n.sampled;
+  }
+  if (sum.nonzero > 0) sum.survival = (sum.nonzero - sum.zeroed) / sum.nonzero;
+  return sum;
+}
+
+std::string why_never(const Plan& plan, const PlanRule& rule) {
+  std::map<std::string, int64_t> reasons;
+  for (const auto& row : plan.all_rows()) {
+    if (row->rule == &rule && !row->unreached.empty()) reasons[row->unreached] += row->calls;
+  }
+  if (reasons.empty()) return "nothing it names was called";
+  std::string text;
+  for (const auto& [reason, calls] : reasons)
+    text += fmt::format("{}{} calls: {}", text.empty() ? "" : "; ", calls, reason);
+  return text;
+}
+
+void judge_counts(const Plan& plan, const Census& census, const std::vector<Plan::Evidence>& evidence,
+                  std::vector<std::string>& complaints) {
+  for (const Prediction& prediction : predict(plan, census)) {
+    if (prediction.rule->rule.where->operator_pattern.empty() ||
+        prediction.rule->rule.where->surface != Surface::kOutput)
+      continue;
+    for (int p = 0; p < kPhases; ++p) {
+      const auto phase = static_cast<Phase>(p);
+      const Phase forward = phase == Phase::kActorBackward || phase == Phase::kRecompute ? Phase::kActorForward : phase;
+      const int64_t expected = prediction.calls[p] * plan.forwards(forward);
+      double counted = 0;
+      for (const auto& [row, n] : evidence) {
+        if (row->rule == prediction.rule && row->phase == phase) counted += n.calls;
+      }
+      if (plan.forwards(forward) > 0 && counted != static_cast<double>(expected))
+        complaints.push_back(fmt::format("rule '{}': {} calls in {} where {} forwards of {} calls make {}",
+                                         prediction.rule->rule.name, counted, phase_name(phase), plan.forwards(forward),
+                                         prediction.calls[p], expected));
+    }
+  }
+}
+
+}  // namespace
+
+Verdict judge(Plan& plan, const std::optional<Census>& census) {
+  Verdict verdict;
+  verdict.evidence = plan.read_evidence();
+  auto& complaints = verdict.complaints;
+  const double rows = std::max<double>(1, static_cast<double>(verdict.evidence.size()));
+  for (const auto& rule : plan.rules()) {
+    const Row* example = nullptr;
+    const LedgerNumbers sum = added(verdict.evidence, *rule, &example);
+    if (example == nullptr || sum.calls == 0) {
+      complaints.push_back(fmt::format("rule '{}' never fired: {}", rule->rule.name, why_never(plan, *rule)));
+      continue;
+    }
+    for (const std::string& reason : missing_evidence(rule->rule, example->dtype, sum)) complaints.push_back(reason);
+  }
+  for (const auto& [row, n] : verdict.evidence) {
+    const int64_t issued = row->calls - row->captured;
+    if (row->captured == 0 ? n.calls != static_cast<double>(issued) : n.calls < static_cast<double>(issued))
+      complaints.push_back(fmt::format("rule '{}' at {}: {} calls were issued in {}, the ledger counted {}",
+                                       row->rule->rule.name, site_name(*row), issued, phase_name(row->phase), n.calls));
+    Judgement judgement{1e-9 / rows, {}};
+    for (const auto& [strength, calls] : row->strengths) judgement.strengths.push_back(strength);
+    const auto band = row->captured == 0 || row->strengths.size() == 1
+                          ? expected_strength(row->rule->rule, row->dtype, n.sampled, judgement)
+                          : std::nullopt;
+    if (band && n.relative_rms && std::isfinite(*n.relative_rms) &&
+        (*n.relative_rms < band->low || *n.relative_rms > band->high))
+      complaints.push_back(fmt::format(
+          "rule '{}' at {} in {}: the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", row->rule->rule.name,
+          site_name(*row), phase_name(row->phase), *n.relative_rms, band->low, band->high));
+  }
+  for (const std::string& name : plan.weights().changed_masters())
+    complaints.push_back(fmt::format(
+        "the weight of {} changed while a faulted copy of it was in use; call weights_changed() after updates "
+        "that bypass autograd (p.data.copy_)",
+        name));
+  if (census) judge_counts(plan, *census, verdict.evidence, complaints);
+  return verdict;
+}
+
+nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const std::optional<Census>& census) {
+  nlohmann::ordered_json json = {{"seed", plan.settings().seed}, {"step", plan.step()}};
+  auto rules = nlohmann::ordered_json::array();
+  for (const auto& rule : plan.rules()) {
+    const Row* example = nullptr;
+    nlohmann::ordered_json entry = {{"name", rule->rule.name}, {"kind", std::string(kind_name(rule->rule.what.kind))}};
+    const LedgerNumbers sum = added(verdict.evidence, *rule, &example);
+    int64_t sites = 0;
+    std::map<std::string, int64_t> unreached;
+    for (const auto& row : plan.all_rows()) {
+      if (row->rule != rule.get()) continue;
+      if (row->unreached.empty())
+        sites += 1;
+      else
+        unreached[row->unreached] += row->calls;
+    }
+    entry["sites"] = sites;
+    entry["calls"] = sum.calls;
+    entry["elements"] = sum.elements;
+    entry["changed"] = sum.changed;
+    entry["survival"] = sum.survival;
+    entry["unreached"] = unreached;
+    rules.push_back(entry);
+  }
+  json["rules"] = rules;
+  auto rows = nlohmann::ordered_json::array();
+  for (const auto& [row, numbers] : verdict.evidence) {
+    const Place& place = place_of(row->place);
+    nlohmann::ordered_json entry = {{"rule", row->rule->rule.name},
+                                    {"operator", row->target},
+                                    {"place", place.path},
+                                    {"layer", place.layer},
+                                    {"phase", std::string(phase_name(row->phase))},
+                                    {"dtype", std::string(dtype_name(row->dtype))},
+                                    {"device", row->device.str()},
+                                    {"first_step", row->first_step},
+                                    {"first_shape", row->first_shape},
+                                    {"strength", row->strength}};
+    if (row->uses > 0) entry["uses"] = row->uses.load();
+    entry["ledger"] = to_json(numbers);
+    rows.push_back(entry);
+  }
+  json["rows"] = rows;
+  auto forwards = nlohmann::ordered_json::object();
+  for (int p = 0; p < kPhases; ++p) {
+    if (plan.forwards(static_cast<Phase>(p)) > 0)
+      forwards[std::string(phase_name(static_cast<Phase>(p)))] = plan.forwards(static_cast<Phase>(p));
+  }
+  json["forwards"] = forwards;
+  if (census) json["coverage"] = coverage(plan, *census);
+  json["complaints"] = verdict.complaints;
+  return json;
+}
+
+std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict) {
+  std::vector<std::string> lines;
+  for (const auto& rule : plan.rules()) {
+    std::set<PlaceId> places;
+    int64_t excluded = 0;
+    const Plan::Evidence* first = nullptr;
+    for (const auto& evidence : verdict.evidence) {
+      if (evidence.row->rule != rule.get()) continue;
+      places.insert(evidence.row->place);
+      if (first == nullptr || evidence.row->first_step < first->row->first_step) first = &evidence;
+    }
+    for (const auto& row : plan.all_rows()) excluded += row->rule == rule.get() && !row->unreached.empty();
+    lines.push_back(
+        fmt::format("[fault {}] registered {} sites (excluded {})", rule->rule.name, places.size(), excluded));
+    if (first == nullptr) continue;
+    lines.push_back(
+        fmt::format("[fault {}] first injection {} {}: shape={} mean_error={:.6g} rel_error={}", rule->rule.name,
+                    site_name(*first->row), phase_name(first->row->phase), shape_text(first->row->first_shape),
+                    first->numbers.mean_abs_error,
+                    first->numbers.relative_rms ? fmt::format("{:.6g}", *first->numbers.relative_rms) : "n/a"));
+  }
+  return lines;
+}
+
+}  // namespace faultline

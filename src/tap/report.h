@@ -1,0 +1,28 @@
+// What a plan has done: its evidence as JSON, and the reasons why it does not hold. An empty list of complaints is the
+// only state in which a number may be reported.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tap/census.h"
+
+namespace faultline {
+
+struct Verdict {
+  std::vector<Plan::Evidence> evidence;
+  std::vector<std::string> complaints;
+};
+
+// census: of one forward, to hold call counts against calls x forwards; nothing: counts are held against what the host
+// issued.
+Verdict judge(Plan& plan, const std::optional<Census>& census);
+
+nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const std::optional<Census>& census);
+
+// The lines people look for in logs: "[fault npu_noise] registered 56 sites …", "[fault npu_noise] first injection …".
+std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict);
+
+}  // namespace faultline
