@@ -199,7 +199,7 @@ TEST(Config, RefusesFilesThatWouldExhaustMemoryOrStack) {
   EXPECT_NE(yaml_error(repeat("{a: ", 100'000)), "no error");
   EXPECT_NE(json_error(repeat("[", 100'000)).find("nested more than 64 deep"), std::string::npos);
   EXPECT_NE(json_error("[" + repeat("1,", 300'000) + "1]").find("more than 200000 values"), std::string::npos);
-  const std::string ten_megabytes = "a: " + std::string(10'000'000, 'x');
+  const std::string ten_megabytes = "a: " + repeat("x", 10'000'000);
   EXPECT_EQ(yaml_error(ten_megabytes), "r.yaml:1:1: the file has 10000003 bytes, more than the 1048576 allowed");
   EXPECT_NE(yaml_error(std::string(201, 'k') + ": 1").find("a key has 201 bytes"), std::string::npos);
 }

@@ -26,7 +26,7 @@ namespace {
 
 // True where no two elements share memory: sorted by stride, each dimension steps over everything below it.
 bool has_own_memory(const at::Tensor& x) {
-  if (x.numel() <= 1) return true;
+  if (x.numel() <= 1 || x.is_contiguous()) return true;
   std::vector<int64_t> order(static_cast<std::size_t>(x.dim()));
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return x.stride(a) < x.stride(b); });

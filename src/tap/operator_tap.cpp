@@ -160,33 +160,21 @@ std::vector<c10::DispatchKey> backends() {
   return keys;
 }
 
-struct Wish {
-  c10::OperatorHandle op;
-  c10::DispatchKey key;
-};
-
-std::vector<Wish> wishes_of(const PlanRule& rule) {
+std::vector<Kernel> kernels_of(const PlanRule& rule) {
   const Selector& where = *rule.rule.where;
-  std::vector<Wish> wishes;
-  if (where.operator_pattern.empty()) return wishes;
-  for (const c10::DispatchKey key : backends()) {
-    for (const auto& op : resolve_operators(where.operator_pattern, where.except, key)) {
-      // mkldnn:: operators have their kernels at their own key only; everything else is reached by the plain one.
-      if (key == c10::DispatchKey::MkldnnCPU && !op.schema().name().starts_with("mkl")) continue;
-      wishes.push_back({op, key});
-      if (where.surface == Surface::kInput && key == c10::DispatchKey::CPU)
-        wishes.push_back({op, c10::DispatchKey::AutogradCPU});
-      if (where.surface == Surface::kInput && key == c10::DispatchKey::CUDA)
-        wishes.push_back({op, c10::DispatchKey::AutogradCUDA});
-    }
+  if (where.operator_pattern.empty()) return {};
+  std::vector<Kernel> kernels = resolve_operators(where.operator_pattern, where.except, backends());
+  if (where.surface != Surface::kInput) return kernels;
+  std::vector<Kernel> both;
+  for (const Kernel& kernel : kernels) {
+    both.push_back(kernel);
+    if (kernel.key == c10::DispatchKey::CPU) both.push_back({kernel.op, c10::DispatchKey::AutogradCPU});
+    if (kernel.key == c10::DispatchKey::CUDA) both.push_back({kernel.op, c10::DispatchKey::AutogradCUDA});
   }
-  if (wishes.empty())
-    throw UsageError(fmt::format("rule '{}': operator '{}' has no kernel on the backends of this process",
-                                 rule.rule.name, where.operator_pattern));
-  return wishes;
+  return both;
 }
 
-uint32_t wrap(const Wish& wish) {
+uint32_t wrap(const Kernel& wish) {
   Tap& the_tap = tap();
   const std::string name = full_name(wish.op.operator_name());
   const auto found = the_tap.wrapped.find({name, wish.key});
@@ -218,10 +206,10 @@ void arm(std::shared_ptr<Plan> plan) {
   if (the_tap.plan.load() == plan) throw UsageError("this plan is armed already; disarm it first");
   if (the_tap.plan.load() != nullptr)
     throw UsageError("another plan is armed in this process; disarm it first, or put both rules into one recipe");
-  std::vector<std::pair<uint32_t, Wish>> wishes;
+  std::vector<std::pair<uint32_t, Kernel>> wishes;
   bool new_kernels = false;
   for (const auto& rule : plan->rules()) {
-    for (const Wish& wish : wishes_of(*rule)) {
+    for (const Kernel& wish : kernels_of(*rule)) {
       wishes.emplace_back(rule->index, wish);
       new_kernels |= !the_tap.wrapped.contains({full_name(wish.op.operator_name()), wish.key});
     }
@@ -271,7 +259,7 @@ std::vector<WrappedOperator> wrapped_operators() {
 
 std::vector<std::string> operators_of(const PlanRule& rule) {
   std::set<std::string> names;
-  for (const Wish& wish : wishes_of(rule)) names.insert(full_name(wish.op.operator_name()));
+  for (const Kernel& wish : kernels_of(rule)) names.insert(full_name(wish.op.operator_name()));
   return {names.begin(), names.end()};
 }
 

@@ -158,6 +158,15 @@ bool names_base(const std::vector<std::string_view>& patterns, std::string_view 
   return std::any_of(patterns.begin(), patterns.end(), [&](std::string_view p) { return glob_matches(p, base); });
 }
 
+// A CompositeImplicit operator is replaced by its parts before a backend runs, and its generated out= form only copies
+// what the operator returned.
+bool dissolves(c10::Dispatcher& dispatcher, const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return true;
+  const auto functional = dispatcher.findSchema({op.operator_name().name, ""});
+  return op.operator_name().overload_name == "out" && functional &&
+         functional->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
 const Family* family_named(std::string_view name) {
   for (const Family& family : families()) {
     if (family.name == name) return &family;
@@ -247,10 +256,10 @@ Results results_of(const c10::FunctionSchema& schema) {
   return results;
 }
 
-std::vector<c10::OperatorHandle> resolve_operators(const std::string& pattern, const std::vector<std::string>& except,
-                                                   c10::DispatchKey key) {
+std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vector<std::string>& except,
+                                      std::span<const c10::DispatchKey> keys) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  std::vector<c10::OperatorHandle> found;
+  std::vector<Kernel> found;
   std::set<std::string> names;
   bool composite = false;
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
@@ -263,19 +272,22 @@ std::vector<c10::OperatorHandle> resolve_operators(const std::string& pattern, c
     if (!op || excepted) continue;
     const Results results = results_of(op->schema());
     if (results.written.empty() && results.returned.empty()) continue;
-    if (!op->hasKernelForDispatchKey(key)) {
-      // A structured or CompositeExplicit kernel computes at the backend; a CompositeImplicit one dissolves.
-      const bool implicit = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-      composite |= implicit;
-      if (implicit || !op->hasComputedKernelForDispatchKey(key)) continue;
+    for (const c10::DispatchKey key : keys) {
+      const bool own = op->hasKernelForDispatchKey(key);
+      const bool dissolved = !own && dissolves(dispatcher, *op);
+      composite |= dissolved;
+      // Kernels for all backends at once (CompositeExplicit) are reached at the plain keys.
+      const bool computed = key != c10::DispatchKey::MkldnnCPU && op->hasComputedKernelForDispatchKey(key);
+      if (own || (computed && !dissolved)) found.push_back({*op, key});
     }
-    found.push_back(*op);
   }
-  if (!found.empty() || family_named(pattern) != nullptr) return found;
+  if (!found.empty()) return found;
   if (composite)
     throw UsageError(fmt::format(
         "operator '{}' dissolves into others before a backend runs; name its parts or a family (matmul, norm, …)",
         pattern));
+  if (family_named(pattern) != nullptr)
+    throw UsageError(fmt::format("family '{}' has no operator on the backends of this process", pattern));
   std::vector<std::string> candidates(names.begin(), names.end());
   for (const Family& family : families()) candidates.emplace_back(family.name);
   throw UsageError(fmt::format("nothing matches operator '{}'{}", pattern, did_you_mean(pattern, candidates)));

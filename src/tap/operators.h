@@ -28,10 +28,14 @@ std::string_view base_name(std::string_view operator_name);  // "aten::mm"
 // The family of a base name other than all_ops and every; "" if none.
 std::string_view family_of(std::string_view base);
 
-// Every registered overload that the pattern means and `key` has a kernel of its own for. Throws UsageError with the
-// nearest names where nothing matches, and says why where only composite operators do.
-std::vector<c10::OperatorHandle> resolve_operators(const std::string& pattern, const std::vector<std::string>& except,
-                                                   c10::DispatchKey key);
+struct Kernel {
+  c10::OperatorHandle op;
+  c10::DispatchKey key;
+};
+// The kernels behind every overload that the pattern means. Throws UsageError with the nearest names where nothing
+// matches, and says why where only composite operators do.
+std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vector<std::string>& except,
+                                      std::span<const c10::DispatchKey> keys);
 
 // Where an operator's results are: written arguments (in-place, out=), or returned tensors.
 struct Results {

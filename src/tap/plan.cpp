@@ -149,6 +149,7 @@ void Plan::write_controls(Table& table) {
     Control& control = table.mirror[slot];
     Row& row = *table.rows[slot];
     row.strength = strength_of(*row.rule, row.place);
+    if (row.captured > 0 && row.strengths.back().first != row.strength) row.strengths.emplace_back(row.strength, 0);
     control.armed = armed() ? 1 : 0;
     control.strength = static_cast<float>(row.strength);
     control.step = static_cast<uint32_t>(step_);
@@ -170,6 +171,7 @@ void Plan::set_armed(bool armed) {
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   if (armed_ == armed) return;
   armed_ = armed;
+  const at::AutoDispatchBelowADInplaceOrView below;
   // Only the flag: call numbers go on.
   for (auto& table : tables_) {
     for (auto& block : table->blocks) block.controls.select(1, 0).fill_(armed ? 1 : 0);

@@ -90,9 +90,7 @@ Verdict judge(Plan& plan, const std::optional<Census>& census) {
                                        row->rule->rule.name, site_name(*row), issued, phase_name(row->phase), n.calls));
     Judgement judgement{1e-9 / rows, {}};
     for (const auto& [strength, calls] : row->strengths) judgement.strengths.push_back(strength);
-    const auto band = row->captured == 0 || row->strengths.size() == 1
-                          ? expected_strength(row->rule->rule, row->dtype, n.sampled, judgement)
-                          : std::nullopt;
+    const auto band = expected_strength(row->rule->rule, row->dtype, n.sampled, judgement);
     if (band && n.relative_rms && std::isfinite(*n.relative_rms) &&
         (*n.relative_rms < band->low || *n.relative_rms > band->high))
       complaints.push_back(fmt::format(

@@ -56,7 +56,10 @@ TimeLine& own_time_line() {
 struct Frame {
   PlaceId place;
   const void* node;  // the autograd node that ran when the scope was pushed
+  Phase phase;       // told from the gradient mode then
 };
+
+Phase phase_of_gradient_mode() { return at::GradMode::is_enabled() ? Phase::kActorForward : Phase::kRollout; }
 thread_local std::vector<Frame> frames;
 
 std::atomic<int> process_phase{-1};
@@ -123,7 +126,7 @@ std::optional<Phase> get_phase() {
 }
 
 void push_scope(PlaceId place) {
-  frames.push_back({place, torch::autograd::get_current_node().get()});
+  frames.push_back({place, torch::autograd::get_current_node().get(), phase_of_gradient_mode()});
   note_change(place);
 }
 
@@ -136,8 +139,9 @@ void pop_scope() {
 Location locate() {
   const auto node = torch::autograd::get_current_node();
   if (!node) {
-    const Phase phase = get_phase().value_or(at::GradMode::is_enabled() ? Phase::kActorForward : Phase::kRollout);
-    return {frames.empty() ? kNowhere : frames.back().place, phase};
+    // The outermost scope decides: models switch gradients off for parts of a training forward (rotary tables).
+    if (frames.empty()) return {kNowhere, get_phase().value_or(phase_of_gradient_mode())};
+    return {frames.back().place, get_phase().value_or(frames.front().phase)};
   }
   // A scope pushed inside the running node is a checkpoint's recomputation; scopes from outside say nothing about it.
   if (!frames.empty() && frames.back().node == node.get()) return {frames.back().place, Phase::kRecompute};

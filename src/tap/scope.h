@@ -17,7 +17,8 @@ inline constexpr int kPhases = 8;
 std::string_view phase_name(Phase phase);
 std::optional<Phase> phase_by_name(std::string_view name);
 
-// The phase of the whole process; nothing: told from the gradient mode (with gradients actor_forward, without rollout).
+// The phase of the whole process; nothing: told from the gradient mode at the outermost scope, or of the operator where
+// there is none (with gradients actor_forward, without rollout).
 // Inside an autograd node the phase is actor_backward, or recompute where a checkpointed forward runs again.
 void set_phase(std::optional<Phase> phase);
 std::optional<Phase> get_phase();

@@ -33,11 +33,10 @@ at::Tensor WeightCache::faulted(Plan& plan, Row& row, const at::Tensor& paramete
   Entry& entry = entries_[row.rule->index][storage];
   const bool good = entry.copy.defined() && entry.version == version_of(parameter) && entry.epoch == epoch_;
   if (!good) {
-    const at::Tensor master = parameter.detach();
-    at::Tensor copy = at::empty_strided(master.sizes(), master.strides(), master.options());
-    copy.copy_(master);
+    at::Tensor copy = at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options());
+    copy.copy_(parameter);
     plan.act(row, copy);
-    entry.master = master, entry.copy = copy, entry.digest = digest(master);
+    entry.master = parameter, entry.copy = copy, entry.digest = digest(parameter);
     entry.version = version_of(parameter), entry.epoch = epoch_, entry.place = row.place;
   }
   row.uses.fetch_add(1, std::memory_order_relaxed);

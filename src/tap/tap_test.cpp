@@ -1,0 +1,383 @@
+// The operator tap on a CPU: it acts where asked, nowhere else, repeats with its seed, and refuses what it cannot
+// prove.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "numeric/apply.h"
+#include "tap/boundary.h"
+#include "tap/operator_tap.h"
+#include "tap/operators.h"
+#include "tap/report.h"
+#include "tap/substitution.h"
+
+namespace faultline {
+namespace {
+
+Rule rule(const std::string& text) { return parse_rule(text, RuleUse::kInPlan); }
+
+std::shared_ptr<Plan> make_plan(const std::vector<std::string>& texts, uint64_t seed = 1) {
+  std::vector<Rule> rules;
+  for (const std::string& text : texts) rules.push_back(rule(text));
+  for (std::size_t i = 0; i < rules.size(); ++i) rules[i].name += std::to_string(i);
+  PlanSettings settings;
+  settings.seed = seed;
+  return std::make_shared<Plan>(std::move(rules), settings);
+}
+
+class Armed {
+ public:
+  explicit Armed(std::shared_ptr<Plan> plan) : plan_(std::move(plan)) { arm(plan_); }
+  ~Armed() { disarm(); }
+  Plan* operator->() const { return plan_.get(); }
+  Plan& operator*() const { return *plan_; }
+
+ private:
+  std::shared_ptr<Plan> plan_;
+};
+
+const std::string kNoise = "relative_gaussian(strength=0.05) @ operator=matmul";
+
+at::Tensor noise_like(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) {
+  at::Generator generator = at::detail::createCPUGenerator(11);
+  return at::randn(sizes, generator, at::kFloat).to(type);
+}
+
+TEST(Tap, ActsOnFunctionalInPlaceAndOutForms) {
+  const at::Tensor a = noise_like({64, 64}), b = noise_like({64, 64}), clean = a.mm(b);
+  const Armed plan(make_plan({kNoise}));
+  EXPECT_FALSE(at::equal(a.mm(b), clean));
+  at::Tensor out = at::empty_like(clean);
+  at::mm_out(out, a, b);
+  EXPECT_FALSE(at::equal(out, clean));
+  at::Tensor sum = at::zeros_like(clean);
+  sum.addmm_(a, b);
+  EXPECT_FALSE(at::equal(sum, clean));
+  at::Tensor batch = at::bmm(a.unsqueeze(0), b.unsqueeze(0));
+  EXPECT_FALSE(at::equal(batch[0], clean));
+  double calls = 0;
+  for (const auto& evidence : plan->read_evidence()) calls += evidence.numbers.calls;
+  EXPECT_EQ(calls, 4);
+}
+
+TEST(Tap, LeavesArgumentsAndOtherOperatorsAsTheyAre) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32});
+  const at::Tensor a_before = a.clone(), b_before = b.clone(), silu = at::silu(a), sum = a + b;
+  const Armed plan(make_plan({kNoise}));
+  (void)a.mm(b);
+  EXPECT_TRUE(at::equal(a, a_before));
+  EXPECT_TRUE(at::equal(b, b_before));
+  EXPECT_TRUE(at::equal(at::silu(a), silu));
+  EXPECT_TRUE(at::equal(a + b, sum));
+}
+
+TEST(Tap, RestoresEveryBitWhenDisarmedAndWhenUnwrapped) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32}), clean = a.mm(b);
+  {
+    const Armed plan(make_plan({kNoise}));
+  }
+  EXPECT_TRUE(at::equal(a.mm(b), clean));
+  unwrap_all();
+  EXPECT_TRUE(wrapped_operators().empty());
+  EXPECT_TRUE(at::equal(a.mm(b), clean));
+}
+
+TEST(Tap, RepeatsWithItsSeedAndDiffersWithAnother) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32});
+  const auto run = [&](uint64_t seed) {
+    const Armed plan(make_plan({kNoise}, seed));
+    return std::pair(a.mm(b), a.mm(b));
+  };
+  const auto first = run(1), again = run(1), other = run(2);
+  EXPECT_TRUE(at::equal(first.first, again.first));
+  EXPECT_TRUE(at::equal(first.second, again.second));
+  EXPECT_FALSE(at::equal(first.first, first.second));  // each call draws anew
+  EXPECT_FALSE(at::equal(first.first, other.first));
+}
+
+TEST(Tap, StartsItsCallNumbersAgainWithEachStep) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32});
+  const Armed plan(make_plan({kNoise}));
+  plan->begin_step(3);
+  const at::Tensor first = a.mm(b);
+  (void)a.mm(b);
+  plan->begin_step(3);
+  EXPECT_TRUE(at::equal(a.mm(b), first));
+  plan->begin_step(4);
+  EXPECT_FALSE(at::equal(a.mm(b), first));
+}
+
+TEST(Tap, LetsOnlyTheOutermostMatchingCallAct) {
+  const at::Tensor a = noise_like({64, 64}), x = noise_like({64});
+  const Armed plan(make_plan({kNoise}));
+  (void)a.mv(x);  // calls addmv_ inside
+  double calls = 0;
+  for (const auto& evidence : plan->read_evidence()) calls += evidence.numbers.calls;
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(Tap, AppliesTwoRulesOfOneSiteInOrder) {
+  const at::Tensor a = noise_like({64, 64}), b = noise_like({64, 64});
+  const Armed plan(
+      make_plan({"zero() @ operator=aten::mm", "offset(strength=1.0, scale=absolute) @ operator=aten::mm"}));
+  EXPECT_TRUE(at::equal(a.mm(b), at::ones({64, 64}, at::kBFloat16)));
+}
+
+TEST(Tap, FaultsResultsThatAreNotContiguous) {
+  const at::Tensor a = noise_like({64, 32}), b = noise_like({32, 48});
+  const at::Tensor clean = a.mm(b);
+  at::Tensor out = at::zeros({48, 64}, at::kBFloat16).t();
+  const Armed plan(make_plan({"gain(strength=1.0) @ operator=matmul"}));
+  at::mm_out(out, a, b);
+  EXPECT_TRUE(at::equal(out, clean * 2));
+}
+
+TEST(Tap, ReachesBackwardAndKnowsItsLayer) {
+  const at::Tensor w = noise_like({32, 32}, at::kFloat).requires_grad_();
+  const at::Tensor x = noise_like({8, 32}, at::kFloat).requires_grad_();
+  const Armed plan(make_plan({kNoise}));
+  at::Tensor y;
+  {
+    const Scope outer(place_id("layers.0.mlp"));
+    y = x.mm(w);
+  }
+  {
+    const Scope outer(place_id("layers.1.mlp"));
+    y = y.mm(w);
+  }
+  y.sum().backward();
+  int64_t backward = 0;
+  for (const auto& [row, numbers] : plan->read_evidence()) {
+    EXPECT_NE(row->place, kNowhere);
+    if (row->phase != Phase::kActorBackward) continue;
+    backward += static_cast<int64_t>(numbers.calls);
+    EXPECT_EQ(numbers.calls, 2);
+  }
+  EXPECT_EQ(backward, 4);
+}
+
+TEST(Tap, ActsInTheChosenLayersAndPhasesOnly) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32}), clean = a.mm(b);
+  const Armed plan(make_plan(
+      {"{name: n, where: {operator: matmul, layer: 2}, what: {kind: zero}, phases: {rollout: true, eval: clean}}"}));
+  const auto in_layer = [&](const char* path) {
+    const Scope scope(place_id(path));
+    return a.mm(b);
+  };
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(in_layer("layers.1.mlp"), clean));
+  EXPECT_TRUE(at::equal(a.mm(b), clean));  // unattributed: not layer 2
+  EXPECT_EQ(in_layer("layers.2.mlp").count_nonzero().item<int64_t>(), 0);
+  set_phase(Phase::kEval);
+  EXPECT_TRUE(at::equal(in_layer("layers.2.mlp"), clean));
+  set_phase({});
+}
+
+TEST(Tap, FailsARunWhoseFaultNeverFired) {
+  const Armed plan(make_plan({kNoise}));
+  const Verdict verdict = judge(*plan, {});
+  ASSERT_EQ(verdict.complaints.size(), 1u);
+  EXPECT_NE(verdict.complaints[0].find("never fired"), std::string::npos);
+}
+
+TEST(Tap, FailsARunWhoseCallsAreNotTheCensusTimesTheForwards) {
+  const at::Tensor a = noise_like({64, 64}), b = noise_like({64, 64});
+  const auto plan = make_plan({kNoise});
+  begin_census();
+  (void)a.mm(b);
+  const Census census = end_census();
+  const Armed armed(plan);
+  for (int i = 0; i < 3; ++i) armed->count_forward(Phase::kActorForward), (void)a.mm(b);
+  EXPECT_TRUE(judge(*armed, census).complaints.empty());
+  (void)a.mm(b);
+  ASSERT_FALSE(judge(*armed, census).complaints.empty());
+}
+
+TEST(Tap, RefusesPlansThatCannotWork) {
+  EXPECT_THROW(arm(make_plan({"zero() @ operator=aten::adm*"})), UsageError);
+  EXPECT_THROW(arm(make_plan({"zero() @ operator=aten::linear"})), UsageError);  // dissolves
+  EXPECT_THROW(make_plan({"zero() @ operator=matmul, surface=gradient"}), UsageError);
+  EXPECT_THROW(make_plan({"bitflip(rate=0.1, rule.schedule={kind: constant}) @ operator=matmul"}), Error);
+  EXPECT_EQ(active_plan(), nullptr);
+  const Armed plan(make_plan({kNoise}));
+  EXPECT_THROW(arm(make_plan({kNoise})), UsageError);
+}
+
+TEST(Tap, RefusesAFaultThatTheDtypeCannotShow) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32});
+  const Armed plan(make_plan({"relative_gaussian(strength=1e-5) @ operator=matmul"}));
+  EXPECT_THROW((void)a.mm(b), c10::Error);
+}
+
+TEST(Tap, LeavesIntegersAloneAndSaysSo) {
+  const at::Tensor a = at::ones({8, 8}, at::kInt);
+  const Armed plan(make_plan({kNoise}));
+  (void)a.mm(a);
+  const Verdict verdict = judge(*plan, {});
+  ASSERT_FALSE(verdict.complaints.empty());
+  EXPECT_NE(verdict.complaints[0].find("cannot fault Int"), std::string::npos) << verdict.complaints[0];
+}
+
+TEST(Tap, CountsCallsOfManyThreads) {
+  const at::Tensor a = noise_like({64, 64}), b = noise_like({64, 64});
+  const Armed plan(make_plan({kNoise}));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) (void)a.mm(b);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  double calls = 0;
+  for (const auto& evidence : plan->read_evidence()) calls += evidence.numbers.calls;
+  EXPECT_EQ(calls, 200);
+}
+
+TEST(Tap, SubstitutesWeightsInForwardAndBackwardAndKeepsTheMaster) {
+  const at::Tensor w = noise_like({32, 32}, at::kFloat).requires_grad_();
+  const at::Tensor x = noise_like({8, 32}, at::kFloat).requires_grad_();
+  register_parameter(w, place_id("layers.0.q_proj"));
+  const at::Tensor master = w.detach().clone();
+  const at::Tensor faulted = w.detach().clone();
+  apply_(faulted, parse_rule("quantize(format=mxfp4)", RuleUse::kOnTensor), Identity{}, CallPoint{});
+  const at::Tensor g = noise_like({8, 32}, at::kFloat);
+  const Armed plan(make_plan({"quantize(format=mxfp4) @ operator=matmul, surface=weight"}));
+  const at::Tensor y = x.mm(w.t());
+  y.backward(g);
+  EXPECT_TRUE(at::equal(y.detach(), [&] {
+    disarm();
+    return x.detach().mm(faulted.t());
+  }()));
+  EXPECT_TRUE(at::equal(x.grad(), g.mm(faulted)));
+  EXPECT_TRUE(at::equal(w.grad(), g.t().mm(x.detach())));
+  EXPECT_TRUE(at::equal(w.detach(), master));
+  forget_parameters();
+}
+
+TEST(Tap, SubstitutesInputsSoThatBackwardSeesThem) {
+  const at::Tensor w = noise_like({32, 32}, at::kFloat).requires_grad_();
+  const at::Tensor x = noise_like({8, 32}, at::kFloat).requires_grad_();
+  register_parameter(w, place_id("layers.0.q_proj"));
+  at::Tensor faulted = x.detach().clone();
+  apply_(faulted, parse_rule("quantize(format=mxfp4)", RuleUse::kOnTensor), Identity{}, CallPoint{});
+  const at::Tensor g = noise_like({8, 32}, at::kFloat);
+  {
+    const Armed plan(make_plan({"quantize(format=mxfp4) @ operator=matmul, surface=input"}));
+    x.mm(w.t()).backward(g);
+    double calls = 0;
+    for (const auto& evidence : plan->read_evidence()) calls += evidence.numbers.calls;
+    EXPECT_EQ(calls, 1);  // above autograd or below, never both
+  }
+  EXPECT_TRUE(at::equal(w.grad(), g.t().mm(faulted)));
+  EXPECT_TRUE(at::equal(x.grad(), g.mm(w.detach())));
+  const at::InferenceMode inference;
+  const Armed plan(make_plan({"quantize(format=mxfp4) @ operator=matmul, surface=input"}));
+  const at::Tensor y = x.mm(w.t());
+  disarm();
+  EXPECT_TRUE(at::equal(y, faulted.mm(w.t())));
+  forget_parameters();
+}
+
+TEST(Tap, NoticesAWeightThatChangedBehindItsBack) {
+  const at::Tensor w = noise_like({32, 32}, at::kFloat), x = noise_like({8, 32}, at::kFloat);
+  register_parameter(w, place_id("layers.0.q_proj"));
+  const Armed plan(make_plan({"quantize(format=mxfp4) @ operator=matmul, surface=weight"}));
+  (void)x.mm(w);
+  EXPECT_TRUE(judge(*plan, {}).complaints.empty());
+  w.mutable_data_ptr<float>()[5] += 1;
+  ASSERT_EQ(judge(*plan, {}).complaints.size(), 1u);
+  plan->weights().new_epoch();
+  (void)x.mm(w);
+  EXPECT_TRUE(judge(*plan, {}).complaints.empty());
+  forget_parameters();
+}
+
+TEST(Boundary, MasksGradientsWhereTheFaultForcedAConstant) {
+  const at::Tensor x = at::tensor({-2.0f, -0.1f, 0.0f, 0.1f, 2.0f}).requires_grad_();
+  const PlaceId place = place_id("layers.3");
+  {
+    const Armed plan(make_plan(
+        {"{name: d, where: {module: layer_output}, what: {kind: deadzone, threshold: 0.5}, gradient: masked}"}));
+    boundary(x, place, Surface::kOutput).sum().backward();
+  }
+  EXPECT_TRUE(at::equal(x.grad(), at::tensor({1.0f, 0.0f, 0.0f, 0.0f, 1.0f})));
+}
+
+TEST(Boundary, ReturnsTheTensorItselfWhereNoRuleWantsIt) {
+  const at::Tensor x = at::ones({4});
+  EXPECT_TRUE(boundary(x, place_id("layers.3"), Surface::kOutput).is_same(x));
+  const Armed plan(make_plan({"zero() @ module=layer_output, layer=7"}));
+  EXPECT_TRUE(boundary(x, place_id("layers.3"), Surface::kInput).is_same(x));
+  EXPECT_TRUE(boundary(x, place_id("layers.3"), Surface::kOutput).is_same(x));
+}
+
+TEST(Boundary, FaultsGradientsWhereAskedAndValuesNot) {
+  const at::Tensor x = at::ones({4}).requires_grad_();
+  const Armed plan(
+      make_plan({"{name: g, where: {module: layer, surface: gradient}, what: {kind: gain, strength: 1.0}}"}));
+  const at::Tensor y = boundary(x, place_id("layers.3"), Surface::kOutput);
+  EXPECT_TRUE(at::equal(y, x));
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({4}, 2.0)));
+}
+
+TEST(Place, ReadsLayerAndRoleOffAPath) {
+  EXPECT_EQ(layer_of_path("model.layers.15.mlp.gate_proj"), 15);
+  EXPECT_EQ(layer_of_path("layers.3"), 3);
+  EXPECT_EQ(layer_of_path("lm_head"), -1);
+  EXPECT_EQ(role_of_path("model.layers.15"), "layer");
+  EXPECT_EQ(role_of_path("model.layers.15.input_layernorm"), "rmsnorm");
+  EXPECT_EQ(role_of_path("model.norm"), "rmsnorm");
+  EXPECT_EQ(role_of_path("model.layers.1.mlp.gate"), "router");
+  EXPECT_EQ(role_of_path("model.layers.1.mlp.gate_proj"), "gate_proj");  // no router: a dense model has one
+  EXPECT_EQ(role_of_path("model.layers.1.mlp.experts.7"), "expert");
+  EXPECT_EQ(role_of_path("model.layers.1.q_proj.lora_A.default"), "lora");
+  EXPECT_EQ(role_of_path("model.layers.1.q_proj.base_layer"), "q_proj");
+}
+
+TEST(Operators, ResolveNamesFamiliesAndGlobs) {
+  const std::vector<c10::DispatchKey> keys = {c10::DispatchKey::CPU};
+  const auto names = [&](const std::string& pattern) {
+    std::set<std::string> found;
+    for (const Kernel& kernel : resolve_operators(pattern, {}, keys))
+      found.insert(full_name(kernel.op.operator_name()));
+    return found;
+  };
+  const auto matmul = names("matmul");
+  for (const char* name :
+       {"aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out", "aten::addmm_", "aten::bmm", "aten::bmm.out",
+        "aten::baddbmm", "aten::baddbmm.out", "aten::baddbmm_", "aten::mv", "aten::addmv", "aten::addmv_", "aten::dot"})
+    EXPECT_TRUE(matmul.contains(name)) << name;
+  EXPECT_EQ(names("aten::mm.out"), std::set<std::string>{"aten::mm.out"});
+  EXPECT_TRUE(names("aten::*mm").contains("aten::addmm"));
+  EXPECT_FALSE(names("every").contains("aten::copy_"));
+  EXPECT_TRUE(names("every").contains("aten::add.Tensor"));
+  try {
+    (void)names("aten::adm*m");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean"), std::string::npos) << error.what();
+  }
+}
+
+// An operator of somebody else, in their namespace: returns nothing and writes its first argument.
+void custom_norm(at::Tensor& out, const at::Tensor& x) { out.copy_(x * 2); }
+TORCH_LIBRARY(faultline_test_client, m) { m.def("norm(Tensor(a!) out, Tensor x) -> ()"); }
+TORCH_LIBRARY_IMPL(faultline_test_client, CPU, m) { m.impl("norm", custom_norm); }
+
+TEST(Tap, ReachesCustomNamespacesThatReturnNothing) {
+  const at::Tensor x = at::ones({16});
+  at::Tensor out = at::zeros({16});
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("faultline_test_client::norm", "")
+                      .typed<void(at::Tensor&, const at::Tensor&)>();
+  const Armed plan(make_plan({"gain(strength=1.0) @ operator=faultline_test_client::*"}));
+  op.call(out, x);
+  EXPECT_TRUE(at::equal(out, at::full({16}, 4.0)));
+}
+
+}  // namespace
+}  // namespace faultline
