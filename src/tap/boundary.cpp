@@ -56,7 +56,7 @@ struct GradientFunction : torch::autograd::Function<GradientFunction> {
     if (plan && plan->armed() && gradient.defined()) {
       const auto& rule = *plan->rules().at(static_cast<std::size_t>(context->saved_data["rule"].toInt()));
       const Location location{static_cast<PlaceId>(context->saved_data["place"].toInt()), Phase::kActorBackward};
-      Row& row = plan->row(rule, kBoundaryTarget, "boundary", location, Surface::kGradient, gradient.device());
+      Row& row = plan->row(rule, kBoundaryTarget, "boundary", location, Surface::kGradient, gradient);
       if (row.unreached.empty()) {
         gradient = gradient.clone();
         plan->act(row, gradient);
@@ -128,7 +128,7 @@ at::Tensor boundary(const at::Tensor& x, PlaceId id, Surface surface) {
       continue;
     }
     const Location location{id, locate().phase};
-    Row& row = plan->row(*rule, kBoundaryTarget, "boundary", location, surface, y.device());
+    Row& row = plan->row(*rule, kBoundaryTarget, "boundary", location, surface, y);
     if (row.unreached.empty() && !can_fault(y)) row.unreached = "cannot fault this kind of tensor";
     if (row.unreached.empty()) {
       y = pass_through(plan, row, y);

@@ -93,7 +93,7 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     collect(torch::jit::peek(*stack, i, op.schema().arguments().size()), given);
   Location location = locate();
   for (std::size_t i = 0; location.place == kNowhere && i < given.size(); ++i)
-    location.place = place_of_storage(given[i]);
+    location.place = place_of_storage(given[i], base_name(name));
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(kCensusKey);
     op.redispatchBoxed(below, stack);

@@ -98,7 +98,7 @@ struct TapKernel final : c10::OperatorKernel {
     for (const std::size_t i : results.written) collect(torch::jit::peek(*stack, i, arguments), written);
     Location location = locate();
     for (std::size_t i = 0; location.place == kNowhere && i < given.size(); ++i)
-      location.place = place_of_storage(given[i]);
+      location.place = place_of_storage(given[i], tap().bases[target]);
     translated(
         [&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
     if (above_autograd) {
@@ -122,7 +122,7 @@ struct TapKernel final : c10::OperatorKernel {
     for (const auto& rule : plan.rules()) {
       if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != Surface::kOutput) continue;
       for (const at::Tensor& tensor : tensors) {
-        Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor.device());
+        Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor);
         if (row.unreached.empty() && !can_fault(tensor))
           row.unreached = fmt::format("cannot fault {} tensors", c10::toString(tensor.scalar_type()));
         if (row.unreached.empty()) {

@@ -22,10 +22,14 @@ constexpr std::size_t kMaxRules = 64;
 // Where a kind's leading parameter is folded into tables at lowering, a schedule could not reach captured graphs.
 bool strength_is_lowered(const Rule& rule) { return rule.what.kind == FaultKind::kBitflip; }
 
-uint64_t row_key(uint32_t rule, uint32_t target, const Location& location, Surface surface, const at::Device& device) {
-  return static_cast<uint64_t>(rule) | static_cast<uint64_t>(target & 0x3FFFu) << 6 |
-         static_cast<uint64_t>(location.place) << 20 | static_cast<uint64_t>(location.phase) << 52 |
-         static_cast<uint64_t>(surface) << 56 | static_cast<uint64_t>(device.is_cuda() ? device.index() + 1 : 0) << 58;
+// A site is told apart by its tensors' dtype and device as well: unattributed calls of different kinds share a place.
+uint64_t row_key(uint32_t rule, uint32_t target, const Location& location, Surface surface, const at::Tensor& x) {
+  FL_ASSERT(location.place < 1u << 24 && target < 1u << 14);
+  const auto dtype = can_fault(x) ? static_cast<uint64_t>(dtype_of(x)) + 1 : 0;
+  return static_cast<uint64_t>(rule) | static_cast<uint64_t>(target) << 6 |
+         static_cast<uint64_t>(location.place) << 20 | static_cast<uint64_t>(location.phase) << 44 |
+         static_cast<uint64_t>(surface) << 48 | dtype << 50 |
+         static_cast<uint64_t>(x.is_cuda() ? x.device().index() + 1 : 0) << 53;
 }
 
 bool is_layer_text(const std::string& text) { return text.find_first_not_of("0123456789-") == std::string::npos; }
@@ -217,8 +221,8 @@ Plan::Table& Plan::table_of(const at::Device& device) {
 }
 
 Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
-               Surface surface, const at::Device& device) {
-  const uint64_t key = row_key(rule.index, target, location, surface, device);
+               Surface surface, const at::Tensor& x) {
+  const uint64_t key = row_key(rule.index, target, location, surface, x);
   thread_local std::unordered_map<uint64_t, Row*> known;
   thread_local uint64_t known_generation = 0;
   if (known_generation != generation_) known.clear(), known_generation = generation_;
@@ -232,7 +236,7 @@ Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_na
     made->place = location.place;
     made->phase = location.phase;
     made->surface = surface;
-    made->device = device;
+    made->device = x.device();
     made->unreached = why_unreached(rule, location, surface);
     entry = made.get();
     rows_.push_back(std::move(made));
@@ -250,9 +254,6 @@ void Plan::act(Row& row, const at::Tensor& x) {
     check_visible(rule, dtype_of(x));
     make_row(row, x);
   }
-  if (dtype_of(x) != row.dtype)
-    throw UsageError(fmt::format("rule '{}': {} at {} gave {} before and gives {} now; a site has one dtype", rule.name,
-                                 row.target, place_of(row.place).path, dtype_name(row.dtype), dtype_name(dtype_of(x))));
   apply_(x, rule, row.keys, Control{}, {row.control, row.ledger, {}});
   row.calls.fetch_add(1, std::memory_order_relaxed);
   if (is_capturing(x)) row.captured.fetch_add(1, std::memory_order_relaxed);

@@ -86,9 +86,9 @@ class Plan : public std::enable_shared_from_this<Plan> {
   void begin_step(int64_t step);  // call numbers start again, strengths follow their schedules
   int64_t step() const { return step_; }
 
-  // The row of a site, made at its first call. Never null; look at `unreached`.
+  // The row of a site, made at its first call on a tensor like x. Look at `unreached`.
   Row& row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
-           Surface surface, const at::Device& device);
+           Surface surface, const at::Tensor& x);
   // Why a rule does not act there; "": it does.
   std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface) const;
   // Lets the row's rule act on x, in place, below autograd.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tap/operators.h"
 
 namespace faultline {
 namespace {
@@ -96,7 +97,7 @@ struct Parameters {
   std::shared_mutex mutex;
   struct Entry {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    PlaceId place;
+    std::vector<PlaceId> owners;  // several where weights are tied (embedding and lm_head)
   };
   std::unordered_map<const void*, Entry> entries;  // by the storage's address
 };
@@ -162,12 +163,14 @@ void register_parameter(const at::Tensor& parameter, PlaceId place) {
   if (address == nullptr) return;
   Parameters& all = parameters();
   const std::unique_lock<std::shared_mutex> lock(all.mutex);
-  // Tied weights (embedding and lm_head) have two owners: neither can be told from the storage.
-  const auto found = all.entries.find(address);
-  const bool tied = found != all.entries.end() && !found->second.tensor.expired() && found->second.place != place;
-  all.entries.insert_or_assign(address,
-                               Parameters::Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()),
-                                                 tied ? kNowhere : place});
+  Parameters::Entry& entry =
+      all.entries
+          .try_emplace(address,
+                       Parameters::Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), {}})
+          .first->second;
+  if (entry.tensor.expired()) entry.owners.clear();  // another tensor lived at this address
+  entry.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr());
+  if (std::find(entry.owners.begin(), entry.owners.end(), place) == entry.owners.end()) entry.owners.push_back(place);
 }
 
 void forget_parameters() {
@@ -176,13 +179,24 @@ void forget_parameters() {
   all.entries.clear();
 }
 
-PlaceId place_of_storage(const at::Tensor& tensor) {
+PlaceId place_of_storage(const at::Tensor& tensor, std::string_view reader) {
   const void* address = storage_address(tensor);
   if (address == nullptr) return kNowhere;
   Parameters& all = parameters();
   const std::shared_lock<std::shared_mutex> lock(all.mutex);
   const auto found = all.entries.find(address);
-  return found == all.entries.end() || found->second.tensor.expired() ? kNowhere : found->second.place;
+  if (found == all.entries.end() || found->second.tensor.expired()) return kNowhere;
+  const std::vector<PlaceId>& owners = found->second.owners;
+  if (owners.size() == 1) return owners.front();
+  // Of tied owners an embedding is the one that is looked up, the others multiply.
+  const bool looks_up = family_of(reader) == "embedding";
+  PlaceId only = kNowhere;
+  for (const PlaceId owner : owners) {
+    if ((place_of(owner).role == "embedding") != looks_up) continue;
+    if (only != kNowhere) return kNowhere;
+    only = owner;
+  }
+  return only;
 }
 
 at::Tensor parameter_of_storage(const at::Tensor& tensor) {

@@ -46,7 +46,7 @@ void forget_time_lines();
 // A parameter's storage names a place even where no scope was pushed (compiled or fused modules).
 void register_parameter(const at::Tensor& parameter, PlaceId place);
 void forget_parameters();
-PlaceId place_of_storage(const at::Tensor& tensor);
+PlaceId place_of_storage(const at::Tensor& tensor, std::string_view reader);  // reader: an operator's base name
 at::Tensor parameter_of_storage(const at::Tensor& tensor);  // undefined: not a registered parameter's storage
 
 }  // namespace faultline

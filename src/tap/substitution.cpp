@@ -76,8 +76,9 @@ void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& 
       if (weights && (!parameter.defined() || parameter.dim() < 2)) continue;
       if (inputs && parameter.defined()) continue;
       Location at = location;
-      if (weights) at.place = place_of_storage(argument) != kNowhere ? place_of_storage(argument) : location.place;
-      Row& row = plan.row(*rule, target, base, at, surface, argument.device());
+      const PlaceId owner = weights ? place_of_storage(argument, base) : kNowhere;
+      if (owner != kNowhere) at.place = owner;
+      Row& row = plan.row(*rule, target, base, at, surface, argument);
       if (!row.unreached.empty()) {
         row.calls.fetch_add(1, std::memory_order_relaxed);
         continue;
