@@ -11,6 +11,7 @@ import torch
 from faultline._library import library_path
 from faultline.attach import Attachment, attach
 from faultline.plan import EvidenceError, Plan, arm_from_environment, census, ledger, phase, plan, weights_changed
+from faultline.trainer import follow
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "census",
     "checksum",
     "digest",
+    "follow",
     "ledger",
     "library_path",
     "new_ledger",

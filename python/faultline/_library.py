@@ -12,10 +12,11 @@ _TORCH_SERIES = "2.11"
 
 
 def library_path() -> pathlib.Path:
-    """The library that is loaded: FAULTLINE_LIBRARY, or the one of the bundle, or the one of the build folder."""
+    """The library that is loaded: FAULTLINE_LIBRARY, or the one pip installed, the bundle's, the build folder's."""
     wish = os.environ.get("FAULTLINE_LIBRARY")
     root = pathlib.Path(__file__).resolve().parents[2]
-    candidates = [pathlib.Path(wish)] if wish else [root / "libfaultline.so", root / "build" / "libfaultline.so"]
+    places = [pathlib.Path(__file__).resolve().parent, root, root / "build"]
+    candidates = [pathlib.Path(wish)] if wish else [place / "libfaultline.so" for place in places]
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()

@@ -34,26 +34,36 @@ class EvidenceError(RuntimeError):
         self.report = report
 
 
-def _refuse_cpp_wrapper():
+def _check_on_missing(name, value):
+    if value not in ("raise", "warn"):
+        raise ValueError(f"{name} is raise or warn; got {value!r}")
+
+
+def _hidden_by_compilation() -> str | None:
     config = sys.modules.get("torch._inductor.config")
     if config is not None and getattr(config, "cpp_wrapper", False):
-        raise ValueError("torch._inductor.config.cpp_wrapper is on: compiled code then calls kernels without the dispatcher and no fault could be applied; switch it off")
+        return "torch._inductor.config.cpp_wrapper is on: compiled code then calls kernels without the dispatcher and no fault could be applied; switch it off"
+    return None
 
 
 class Plan:
     def __init__(self, recipe, *, model=None, overrides=(), total_steps=1, on_missing="raise"):
-        if on_missing not in ("raise", "warn"):
-            raise ValueError(f"on_missing is raise or warn; got {on_missing!r}")
+        _check_on_missing("on_missing", on_missing)
         self._recipe = json.dumps(recipe) if isinstance(recipe, dict) else os.fspath(recipe)
         self._overrides, self._total_steps, self._on_missing = list(overrides), total_steps, on_missing
         self._model = model
         self._attachment: Attachment | None = None
         self._optimizer_hook = None
+        self._is_armed = False
+        self._process = os.getpid()
         self.report: dict | None = None
 
     # --- arming -----------------------------------------------------------------------------------------------------
     def arm(self):
-        _refuse_cpp_wrapper()
+        if self._is_armed:
+            raise ValueError("this plan is armed already; disarm it first")
+        if hidden := _hidden_by_compilation():
+            raise ValueError(hidden)
         attachment = Attachment(self._model) if self._model is not None else None
         try:
             _OPS.plan_load(self._recipe, self._overrides, self._total_steps, attachment.layer_count if attachment else 0)
@@ -64,12 +74,16 @@ class Plan:
             if attachment:
                 attachment.detach()
             raise
+        self._is_armed, self._process = True, os.getpid()
         self._attachment = attachment
         self._optimizer_hook = register_optimizer_step_post_hook(lambda *_: _OPS.weights_changed())
         return self
 
     def disarm(self):
         """Back to the process as it was: no rule acts, hooks are gone. Wrapped kernels pass calls through."""
+        if not self._is_armed:  # another plan may be
+            return
+        self._is_armed = False
         _OPS.plan_disarm()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
@@ -126,10 +140,16 @@ class Plan:
     # --- evidence ---------------------------------------------------------------------------------------------------
     def read(self, *, counts=False) -> dict:
         self.report = json.loads(_OPS.plan_report(counts))
+        if hidden := _hidden_by_compilation():
+            self.report["complaints"].append(hidden)
+        if os.getpid() != self._process:
+            self.report["complaints"].append("this process was forked from the one that armed the plan and computed without faults; the ledger is its parent's")
         return self.report
 
     def require_evidence(self):
         complaints = self.report["complaints"] if self.report else ["nothing was read"]
+        if self._model is not None and self.report and self.report["rows"] and not self.report["forwards"]:
+            warnings.warn("faultline: no forward of the model was seen, so phases are told from the gradient mode alone; if the model was compiled, give plan() what torch.compile returned", stacklevel=3)
         if not complaints:
             return
         if self._on_missing == "warn":
@@ -182,25 +202,32 @@ def _digests(result):
 
 def arm_from_environment():
     """FAULTLINE_RECIPE=file arms it at import. At exit the evidence is judged: missing evidence ends the process with
-    status 3 (FAULTLINE_ON_MISSING=warn: only a line)."""
+    status 3, whatever the program's own was (FAULTLINE_ON_MISSING=warn: only a line). FAULTLINE_LEDGER=file writes the
+    report to file.PID. A forked child has no plan and is not judged."""
     recipe = os.environ.get("FAULTLINE_RECIPE")
     if not recipe:
         return
-    armed = Plan(recipe).arm()
+    on_missing = os.environ.get("FAULTLINE_ON_MISSING", "raise")
+    _check_on_missing("FAULTLINE_ON_MISSING", on_missing)
+    armed, process = Plan(recipe).arm(), os.getpid()
 
     def judge():
+        if os.getpid() != process:
+            return
         report = armed.read()
         armed.disarm()
         path = os.environ.get("FAULTLINE_LEDGER")
         if path:
-            with open(f"{path}.{os.getpid()}", "w") as file:
+            with open(f"{path}.{process}", "w") as file:
                 json.dump(report, file)
         for line in report["log"]:
             print(line, file=sys.stderr)
         if report["complaints"]:
-            print("faultline: the evidence is missing: " + "; ".join(report["complaints"]), file=sys.stderr, flush=True)
-            if os.environ.get("FAULTLINE_ON_MISSING") != "warn":
-                os._exit(3)
+            print("faultline: the evidence is missing: " + "; ".join(report["complaints"]), file=sys.stderr)
+            if on_missing == "raise":
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(3)  # an exception in an exit handler would only be printed
 
     atexit.register(judge)
 

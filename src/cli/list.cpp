@@ -1,5 +1,6 @@
 // `faultline list`: the names that exist, one line each, straight from the catalogues the parser itself uses.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "numeric/fault.h"
+#include "tap/operators.h"
 
 namespace faultline::cli {
 namespace {
@@ -33,18 +35,33 @@ Rows schedule_rows() {
   return rows;
 }
 
+Rows operator_rows() {
+  Rows rows = {{"name", "summary", "operators"}};
+  for (const Family& family : families())
+    rows.push_back(
+        {std::string(family.name), std::string(family.summary), fmt::format("{}", fmt::join(family.operators, " "))});
+  return rows;
+}
+
 const std::vector<std::string>& topic_names() {
-  static const std::vector<std::string> topics = {"faults", "formats", "schedules"};
+  static const std::vector<std::string> topics = {"faults", "formats", "operators", "schedules"};
   return topics;
 }
 
 ExitCode list(const std::string& topic, const Globals& globals) {
   const std::vector<std::string>& topics = topic_names();
   if (std::find(topics.begin(), topics.end(), topic) == topics.end()) {
-    throw UsageError(
-        fmt::format("list: wanted faults, formats or schedules, got '{}'{}", topic, did_you_mean(topic, topics)));
+    throw UsageError(fmt::format("list: wanted faults, formats, operators or schedules, got '{}'{}", topic,
+                                 did_you_mean(topic, topics)));
   }
-  Rows rows = topic == "faults" ? fault_rows() : topic == "formats" ? format_rows() : schedule_rows();
+  Rows rows = topic == "faults"      ? fault_rows()
+              : topic == "formats"   ? format_rows()
+              : topic == "operators" ? operator_rows()
+                                     : schedule_rows();
+  // Long lists of operators belong into JSON; people want to see what a family is for.
+  if (topic == "operators" && !globals.json) {
+    for (auto& row : rows) row.pop_back();
+  }
   if (globals.json) {
     auto json = nlohmann::ordered_json::array();
     for (std::size_t i = 1; i < rows.size(); ++i) {
@@ -58,16 +75,20 @@ ExitCode list(const std::string& topic, const Globals& globals) {
   const std::string text = table(rows);
   const std::size_t heading = text.find('\n');
   print(styled(Style::kHeading, text.substr(0, heading)) + text.substr(heading));
-  if (!globals.quiet) print("\n`faultline explain NAME` tells the rest.\n");
+  if (!globals.quiet)
+    print(topic == "operators" ? "\n`faultline list operators --json` names the operators of each family.\n"
+                               : "\n`faultline explain NAME` tells the rest.\n");
   return ExitCode::kOk;
 }
 
 }  // namespace
 
 void add_list(CLI::App& app, const Globals& globals, Run& run) {
-  CLI::App* command = app.add_subcommand("list", "what exists: fault kinds, number formats, schedules");
+  CLI::App* command =
+      app.add_subcommand("list", "what exists: fault kinds, number formats, operator families, schedules");
   auto topic = std::make_shared<std::string>();
-  offer(command->add_option("topic", *topic, "faults, formats or schedules")->required()->type_name(""), topic_names());
+  offer(command->add_option("topic", *topic, "faults, formats, operators or schedules")->required()->type_name(""),
+        topic_names());
   command->footer(
       "Examples:\n  faultline list faults\n  faultline list formats --json\n\nGlobal options: see `faultline --help`.");
   command->callback([&run, &globals, topic] { run = [&globals, topic] { return list(*topic, globals); }; });

@@ -59,6 +59,13 @@ void check_companions(const at::Tensor& x, const Rule& rule, const CallTensors& 
   check_companion(tensors.row_keys, x, "row_keys", at::kLong, shape.columns == 0 ? 0 : shape.elements / shape.columns);
   if (tensors.row_keys && !rule.keyed_by_row)
     throw UsageError(fmt::format("row_keys were given, but rule '{}' is not keyed_by: row", rule.name));
+  if (is_replacement(rule.what.kind)) {
+    if (!tensors.replacement)
+      throw UsageError(
+          fmt::format("rule '{}': {} replaces what an operator computes; it needs a plan with where.operator",
+                      rule.name, kind_name(rule.what.kind)));
+    check_companion(tensors.replacement, x, "the replacement", x.scalar_type(), x.numel());
+  }
   if (rule.keyed_by_row && shape.columns >= (int64_t{1} << 26))
     throw UsageError(fmt::format("keyed_by: row works up to 2^26 columns; this tensor has {}", shape.columns));
 }
@@ -147,8 +154,13 @@ bool needs_ranges(const FormatArguments& format) {
          (format.granularity != Granularity::kBlock && format.kind != FormatKind::kCast);
 }
 
-Traversal traversal_of(const FaultArguments& a) { return make_traversal((a.elements + kChunk - 1) / kChunk); }
-Traversal traversal_of(const QuantizeArguments& q) { return make_traversal(q.rows * q.chunks_per_row); }
+int64_t chunks_of(const FaultArguments& a) { return (a.elements + kChunk - 1) / kChunk; }
+int64_t chunks_of(const QuantizeArguments& q) { return q.rows * q.chunks_per_row; }
+
+template <class Arguments>
+Traversal traversal_of(const Arguments& arguments, bool counted) {
+  return counted ? make_traversal(chunks_of(arguments)) : make_uncounted_traversal(chunks_of(arguments));
+}
 
 // Run the lowered call on a contiguous CPU tensor; the caller has found that the fault acts. `partials`: one a segment,
 // or null.
@@ -156,7 +168,7 @@ void run_on_cpu(const at::Tensor& x, const Rule&, QuantizeArguments& q, const Ca
   std::vector<UnitRange> ranges;
   if (needs_ranges(q.format) && x.numel() > 0) ranges = cpu_ranges(q, x);
   q.ranges = ranges.data();
-  const Traversal traversal = traversal_of(q);
+  const Traversal traversal = traversal_of(q, partials != nullptr);
   over_segments(traversal, [&](int64_t first, int64_t last) {
     cpu::kernels().quantize(q, traversal, first, last, x.mutable_data_ptr(), partials);
   });
@@ -173,9 +185,10 @@ void run_on_cpu(const at::Tensor& x, const Rule& rule, FaultArguments& a, const 
     source = x.clone();
     a.source = source.const_data_ptr();
   }
+  if (is_replacement(a.kind)) a.source = tensors.replacement->const_data_ptr();
   a.profile = rule.what.profile.get();
   a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
-  const Traversal traversal = traversal_of(a);
+  const Traversal traversal = traversal_of(a, partials != nullptr);
   over_segments(traversal, [&](int64_t first, int64_t last) {
     cpu::kernels().fault(a, traversal, first, last, x.mutable_data_ptr(), partials);
   });
@@ -188,7 +201,7 @@ void apply_on_cpu(const at::Tensor& x, const Rule& rule, Arguments arguments, co
   if (!arguments.control.armed) return;
   if (lifetime_acts(arguments.lifetime, arguments.noise_key, arguments.control)) {
     std::vector<SegmentPartial> partials;
-    if (tensors.ledger) partials.resize(static_cast<std::size_t>(traversal_of(arguments).segments));
+    if (tensors.ledger) partials.resize(static_cast<std::size_t>(traversal_of(arguments, true).segments));
     run_on_cpu(x, rule, arguments, tensors, tensors.ledger ? partials.data() : nullptr);
     if (tensors.ledger) add_to_ledger(partials, x.numel(), ledger_words(*tensors.ledger));
   } else if (tensors.ledger) {
@@ -264,7 +277,7 @@ void run_on_cuda(const at::Tensor& x, const Rule&, QuantizeArguments& q, const C
     ranges = cuda_ranges(q, x, stream);
     q.ranges = reinterpret_cast<const UnitRange*>(ranges.const_data_ptr<float>());
   }
-  cuda::quantize(q, traversal_of(q), x.mutable_data_ptr(), evidence, stream);
+  cuda::quantize(q, traversal_of(q, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
 }
 
 void run_on_cuda(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
@@ -278,9 +291,10 @@ void run_on_cuda(const at::Tensor& x, const Rule& rule, FaultArguments& a, const
     source = x.clone();
     a.source = source.const_data_ptr();
   }
+  if (is_replacement(a.kind)) a.source = tensors.replacement->const_data_ptr();
   a.profile = device_profile(rule.what.profile, x.device());
   a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
-  cuda::fault(a, traversal_of(a), x.mutable_data_ptr(), evidence, stream);
+  cuda::fault(a, traversal_of(a, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
 }
 
 template <class Arguments>

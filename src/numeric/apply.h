@@ -14,9 +14,10 @@ namespace faultline {
 
 // The tensors of one call, all on the device of the tensor that is faulted.
 struct CallTensors {
-  std::optional<at::Tensor> control;   // int32[10], the bytes of a Control; absent: CallPoint counts
-  std::optional<at::Tensor> ledger;    // int64[kLedgerWords]; absent: nothing is counted
-  std::optional<at::Tensor> row_keys;  // int64, one a row; for keyed_by: row
+  std::optional<at::Tensor> control;           // int32[10], the bytes of a Control; absent: CallPoint counts
+  std::optional<at::Tensor> ledger;            // int64[kLedgerWords]; absent: nothing is counted
+  std::optional<at::Tensor> row_keys;          // int64, one a row; for keyed_by: row
+  std::optional<at::Tensor> replacement = {};  // like x; for accumulate, approximate and stale
 };
 
 struct CallPoint {

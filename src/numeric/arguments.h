@@ -27,9 +27,16 @@ enum class FaultKind : uint8_t {
   kSwap,
   kNondeterministic,
   kProfile,
+  kAccumulate,  // these three write a replacement that an operator tap has computed
+  kApproximate,
+  kStale,
   kQuantize,
 };
 inline constexpr int kFaultKinds = static_cast<int>(FaultKind::kQuantize) + 1;
+
+constexpr bool is_replacement(FaultKind kind) {
+  return kind == FaultKind::kAccumulate || kind == FaultKind::kApproximate || kind == FaultKind::kStale;
+}
 
 // Changes from step to step and lives in device memory where a CUDA graph must see it change (Note [Control]).
 struct Control {
@@ -121,7 +128,7 @@ struct FaultArguments {
   // Device pointers of one call.
   const float* reference = nullptr;  // one a row, one, or one a column
   const ProfileTable* profile = nullptr;
-  const void* source = nullptr;  // swap: the tensor before
+  const void* source = nullptr;  // swap: the tensor before; replacements: what is written
 };
 
 }  // namespace faultline

@@ -20,7 +20,8 @@ enum Stream : uint32_t {
 
 FL_HD constexpr bool is_bit_kind(FaultKind kind) {
   return kind == FaultKind::kBitflip || kind == FaultKind::kStuckAt || kind == FaultKind::kNan ||
-         kind == FaultKind::kInf || kind == FaultKind::kZero || kind == FaultKind::kSwap;
+         kind == FaultKind::kInf || kind == FaultKind::kZero || kind == FaultKind::kSwap ||
+         kind == FaultKind::kAccumulate;
 }
 FL_HD constexpr bool uses_gaussian(FaultKind kind) {
   return kind == FaultKind::kRelativeGaussian || kind == FaultKind::kAbsoluteGaussian ||
@@ -213,6 +214,7 @@ FL_HD typename Type::Bits fault_bits(const FaultArguments& a, const Control& con
         a.count > 0 ? flips_by_count<Bits>(a, control, key, index) : flips_at_rate<Bits>(a, control, key, index);
     return static_cast<Bits>(bits ^ flips);
   }
+  if constexpr (kKind == FaultKind::kAccumulate) return static_cast<const typename Type::Bits*>(a.source)[index];
   if constexpr (kKind == FaultKind::kSwap)
     return static_cast<const Bits*>(a.source)[swap_partner(a, static_cast<int64_t>(index))];
   return bits;

@@ -203,6 +203,40 @@ std::vector<KindInfo> discrete_kinds() {
   };
 }
 
+std::vector<KindInfo> replacement_kinds() {
+  return {
+      {FaultKind::kAccumulate,
+       "accumulate",
+       "y = sum over K in chunks, each added in a narrow accumulator",
+       "a matrix product or sum with a short accumulator, another order, or a K-tile left out",
+       {with_default("dtype", Schema::choice({"bf16", "fp16", "fp32"}), "bf16", "of the accumulator"),
+        with_default("chunk", Schema::integer({.min = 1, .max = 1 << 20}), 64,
+                     "products added exactly before each rounding"),
+        with_default("order", Schema::choice({"forward", "reverse", "tree"}), "forward", "in which chunks are added"),
+        optional("drop", Schema::integer({.min = 0}), "number of the chunk that is left out")},
+       "accumulate(dtype=bf16, chunk=64) @ operator=matmul",
+       "Replaces what an operator computes (matmul, sum, mean): it needs a plan."},
+      {FaultKind::kApproximate,
+       "approximate",
+       "y = f~(x), f~ a table, straight pieces or a polynomial",
+       "a function unit that looks values up",
+       {required("function", Schema::choice({"silu", "gelu", "sigmoid", "tanh", "exp", "rsqrt"}),
+                 "exp: inside softmax"),
+        with_default("method", Schema::choice({"table", "piecewise", "polynomial"}), "piecewise", "how it is computed"),
+        with_default("size", Schema::integer({.min = 2, .max = 65536}), 64,
+                     "entries, knots, or the degree (at most 24)")},
+       "approximate(function=silu, method=table, size=256) @ operator=activation",
+       "Replaces what an operator computes: it needs a plan."},
+      {FaultKind::kStale,
+       "stale",
+       "y = what this site gave at its previous call",
+       "a buffer that was not written; the extent says where",
+       {},
+       "stale(extent.fraction=0.25, extent.structure=tile, extent.tile=16x16) @ operator=matmul",
+       "Acts where a site repeats with one shape: it needs a plan."},
+  };
+}
+
 KindInfo quantize_kind() {
   std::vector<std::string> names;
   for (const FormatInfo& format : format_infos()) names.push_back(format.name);
@@ -229,7 +263,8 @@ KindInfo quantize_kind() {
 
 std::vector<KindInfo> make_kinds() {
   std::vector<KindInfo> all = gaussian_kinds();
-  for (auto part : {systematic_kinds(), discrete_kinds()}) all.insert(all.end(), part.begin(), part.end());
+  for (auto part : {systematic_kinds(), discrete_kinds(), replacement_kinds()})
+    all.insert(all.end(), part.begin(), part.end());
   all.push_back(quantize_kind());
   return all;
 }

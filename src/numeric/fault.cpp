@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/text.h"
 
@@ -110,6 +111,29 @@ void read_quantize(const Node& what, FaultSpec& spec) {
   }
 }
 
+void read_accumulate(const Node& what, AccumulateSpec& spec) {
+  const std::string& dtype = what.at("dtype").as_string();
+  spec.accumulator = dtype == "bf16" ? Dtype::kBFloat16 : dtype == "fp16" ? Dtype::kFloat16 : Dtype::kFloat32;
+  spec.chunk = what.at("chunk").as_integer();
+  spec.order = is(what, "order", "reverse") ? SumOrder::kReverse
+               : is(what, "order", "tree")  ? SumOrder::kTree
+                                            : SumOrder::kForward;
+  if (const Node* drop = what.find("drop")) spec.drop = drop->as_integer();
+}
+
+void read_approximate(const Node& what, ApproximateSpec& spec) {
+  constexpr std::array<const char*, 6> kFunctions = {"silu", "gelu", "sigmoid", "tanh", "exp", "rsqrt"};
+  for (std::size_t f = 0; f < kFunctions.size(); ++f) {
+    if (is(what, "function", kFunctions[f])) spec.function = static_cast<ApproximatedFunction>(f);
+  }
+  spec.method = is(what, "method", "table")        ? ApproximationMethod::kTable
+                : is(what, "method", "polynomial") ? ApproximationMethod::kPolynomial
+                                                   : ApproximationMethod::kPiecewise;
+  spec.size = what.at("size").as_integer();
+  if (spec.method == ApproximationMethod::kPolynomial && spec.size > 24)
+    throw what.at("size").error("a polynomial's degree is at most 24");
+}
+
 }  // namespace
 
 FormatArguments format_by_name(std::string_view name) {
@@ -209,6 +233,8 @@ FaultSpec read_fault(const Node& what) {
                                                                            : NondeterministicMode::kCorrelated);
       break;
     case FaultKind::kProfile: spec.profile = read_profile(what); break;
+    case FaultKind::kAccumulate: read_accumulate(what, spec.accumulate); break;
+    case FaultKind::kApproximate: read_approximate(what, spec.approximate); break;
     case FaultKind::kQuantize: read_quantize(what, spec); break;
     default: break;
   }

@@ -19,6 +19,24 @@ namespace faultline {
 
 enum class BitField : uint8_t { kAny, kSign, kExponent, kMantissa };
 
+// accumulate: a sum over K in chunks, each added to an accumulator of this dtype.
+enum class SumOrder : uint8_t { kForward, kReverse, kTree };
+struct AccumulateSpec {
+  Dtype accumulator = Dtype::kBFloat16;
+  int64_t chunk = 64;
+  SumOrder order = SumOrder::kForward;
+  std::optional<int64_t> drop;  // number of the chunk that is left out
+};
+
+// approximate: a function by a table, straight pieces or a polynomial.
+enum class ApproximatedFunction : uint8_t { kSilu, kGelu, kSigmoid, kTanh, kExp, kRsqrt };
+enum class ApproximationMethod : uint8_t { kTable, kPiecewise, kPolynomial };
+struct ApproximateSpec {
+  ApproximatedFunction function = ApproximatedFunction::kSilu;
+  ApproximationMethod method = ApproximationMethod::kPiecewise;
+  int64_t size = 64;  // entries, knots, or the polynomial's degree
+};
+
 struct FaultSpec {
   FaultKind kind = FaultKind::kZero;
   double strength = 0;  // the leading parameter: strength, threshold, margin or limit, probability, rate
@@ -36,6 +54,8 @@ struct FaultSpec {
   FormatArguments format;
   std::string format_name;
   std::shared_ptr<const ProfileTable> profile;
+  AccumulateSpec accumulate;
+  ApproximateSpec approximate;
 };
 
 struct ParameterInfo {

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "tap/operators.h"
+#include "tap/replacement.h"
 #include "tap/substitution.h"
 
 namespace faultline {
@@ -106,6 +107,8 @@ struct TapKernel final : c10::OperatorKernel {
       original.callBoxed(op, keys, stack);
       return;
     }
+    std::vector<Replacement> replacements;
+    translated([&] { replacements = compute(*plan, named, torch::jit::last(*stack, arguments)); });
     {
       const ActingGuard guard(named);
       original.callBoxed(op, keys, stack);
@@ -115,19 +118,43 @@ struct TapKernel final : c10::OperatorKernel {
         collect(torch::jit::peek(*stack, i, op.schema().returns().size()), written);
       std::erase_if(written, [&](const at::Tensor& result) { return shares_storage(result, given); });  // views
     }
-    translated([&] { act(*plan, named, location, written); });
+    translated([&] { act(*plan, named, location, written, replacements); });
   }
 
-  void act(Plan& plan, uint64_t named, const Location& location, const std::vector<at::Tensor>& tensors) const {
+  // What rules that replace a computation will write, by rule.
+  struct Replacement {
+    const PlanRule* rule;
+    at::Tensor values;
+    std::string why;
+  };
+  std::vector<Replacement> compute(const Plan& plan, uint64_t named, c10::ArrayRef<c10::IValue> arguments) const {
+    std::vector<Replacement> all;
+    for (const auto& rule : plan.rules()) {
+      const FaultKind kind = rule->rule.what.kind;
+      if ((named >> rule->index & 1) == 0 || !is_replacement(kind) || kind == FaultKind::kStale) continue;
+      const ActingGuard guard(~uint64_t{0});
+      const at::AutoDispatchBelowADInplaceOrView below;
+      Replacement replacement{rule.get(), {}, ""};
+      replacement.values = compute_replacement(rule->rule, tap().bases[target], arguments, replacement.why);
+      all.push_back(std::move(replacement));
+    }
+    return all;
+  }
+
+  void act(Plan& plan, uint64_t named, const Location& location, const std::vector<at::Tensor>& tensors,
+           const std::vector<Replacement>& replacements) const {
     for (const auto& rule : plan.rules()) {
       if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != Surface::kOutput) continue;
+      const auto replacement = std::find_if(replacements.begin(), replacements.end(),
+                                            [&](const Replacement& each) { return each.rule == rule.get(); });
       for (const at::Tensor& tensor : tensors) {
         Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor);
         if (row.unreached.empty() && !can_fault(tensor))
           row.unreached = fmt::format("cannot fault {} tensors", c10::toString(tensor.scalar_type()));
+        if (row.unreached.empty() && replacement != replacements.end()) row.unreached = replacement->why;
         if (row.unreached.empty()) {
           const ActingGuard guard(~uint64_t{0});
-          plan.act(row, tensor);
+          plan.act(row, tensor, replacement == replacements.end() ? at::Tensor() : replacement->values);
         } else {
           row.calls.fetch_add(1, std::memory_order_relaxed);
         }

@@ -116,6 +116,11 @@ Plan::Plan(std::vector<Rule> rules, PlanSettings settings)
       throw UsageError(
           fmt::format("rule '{}': the rate of {} cannot follow a schedule; give one rule for each window of steps",
                       read.name, kind_name(read.what.kind)));
+    if (is_replacement(read.what.kind) &&
+        (read.where->operator_pattern.empty() || read.where->surface != Surface::kOutput))
+      throw UsageError(
+          fmt::format("rule '{}': {} replaces what an operator computes; give where.operator and surface output",
+                      read.name, kind_name(read.what.kind)));
     if (read.where->surface == Surface::kGradient && !read.where->operator_pattern.empty())
       throw UsageError(
           fmt::format("rule '{}': an operator has no gradient surface; its backward operators are reached by "
@@ -245,7 +250,7 @@ Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_na
   return *entry;
 }
 
-void Plan::act(Row& row, const at::Tensor& x) {
+void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
   const Rule& rule = row.rule->rule;
   const at::AutoDispatchBelowADInplaceOrView below;
   const std::lock_guard<std::mutex> row_lock(row.mutex);
@@ -254,7 +259,16 @@ void Plan::act(Row& row, const at::Tensor& x) {
     check_visible(rule, dtype_of(x));
     make_row(row, x);
   }
-  apply_(x, rule, row.keys, Control{}, {row.control, row.ledger, {}});
+  CallTensors tensors{row.control, row.ledger, {}, {}};
+  if (rule.what.kind == FaultKind::kStale) {
+    const bool repeats = row.previous.defined() && row.previous.sizes() == x.sizes();
+    const at::Tensor now = x.contiguous();
+    tensors.replacement = repeats ? row.previous.clone() : now.clone();
+    row.previous = repeats ? row.previous.copy_(now) : now.clone();
+  } else if (replacement.defined()) {
+    tensors.replacement = replacement.contiguous();
+  }
+  apply_(x, rule, row.keys, Control{}, tensors);
   row.calls.fetch_add(1, std::memory_order_relaxed);
   if (is_capturing(x)) row.captured.fetch_add(1, std::memory_order_relaxed);
   if (row.strengths.empty() || row.strengths.back().first != row.strength) row.strengths.emplace_back(row.strength, 0);

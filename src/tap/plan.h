@@ -64,6 +64,7 @@ struct Row {
   std::atomic<int64_t> calls{0};     // issued by the host; replays of a captured graph are not among them
   std::atomic<int64_t> uses{0};      // of a weight's faulted copy
   std::atomic<int64_t> captured{0};  // of these, calls that were recorded into a CUDA graph and did not run then
+  at::Tensor previous;               // stale: what the site gave at its last call, before the fault
   double strength = 0;               // at this step
   std::vector<std::pair<double, int64_t>> strengths;  // strength and calls issued with it, in order
   std::mutex mutex;                                   // one thread acts at a time: a CPU row's words are plain memory
@@ -91,8 +92,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
            Surface surface, const at::Tensor& x);
   // Why a rule does not act there; "": it does.
   std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface) const;
-  // Lets the row's rule act on x, in place, below autograd.
-  void act(Row& row, const at::Tensor& x);
+  // Lets the row's rule act on x, in place, below autograd. replacement: like x, for kinds that replace a computation.
+  void act(Row& row, const at::Tensor& x, const at::Tensor& replacement = {});
 
   // A forward of the whole model began (the root scope); expected counts are per forward.
   void count_forward(Phase phase) { forwards_[static_cast<std::size_t>(phase)] += 1; }

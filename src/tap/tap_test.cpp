@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -293,6 +294,135 @@ TEST(Tap, NoticesAWeightThatChangedBehindItsBack) {
   (void)x.mm(w);
   EXPECT_TRUE(judge(*plan, {}).complaints.empty());
   forget_parameters();
+}
+
+// Lesson 2: a strength that was printed and never applied. The realised strength follows the schedule, step by step.
+TEST(Tap, AppliesTheStrengthThatTheScheduleGives) {
+  const at::Tensor a = noise_like({256, 64}), b = noise_like({64, 256});
+  const Rule scheduled = rule(
+      "{name: s, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}, schedule: {kind: linear, "
+      "sigma_start: 0.2, sigma_end: 0.02}}");
+  PlanSettings settings;
+  settings.total_steps = 10;
+  for (const int64_t step : {0, 5, 9}) {
+    const Armed plan(std::make_shared<Plan>(std::vector<Rule>{scheduled}, settings));
+    plan->begin_step(step);
+    (void)a.mm(b);
+    const auto evidence = plan->read_evidence();
+    ASSERT_EQ(evidence.size(), 1u);
+    EXPECT_NEAR(*evidence[0].numbers.relative_rms, strength_at(*scheduled.schedule, step, 10),
+                0.1 * strength_at(*scheduled.schedule, step, 10));
+    EXPECT_TRUE(judge(*plan, {}).complaints.empty());
+  }
+}
+
+// Lesson 7: a filter whose pattern needs a trailing dot. Layer 1 is neither layer 10 nor layer 11.
+TEST(Tap, TellsLayerOneFromLayerTen) {
+  const Selector where = *rule("zero() @ operator=matmul, layer=1").where;
+  const auto means = [&](const char* path) { return rule_means_layer(where, place_of(place_id(path))); };
+  EXPECT_TRUE(means("model.layers.1"));
+  EXPECT_TRUE(means("model.layers.1.mlp.down_proj"));
+  EXPECT_FALSE(means("model.layers.10"));
+  EXPECT_FALSE(means("model.layers.11.mlp.down_proj"));
+  EXPECT_FALSE(means("lm_head"));
+}
+
+// Lesson 10: "all operators" that missed @, mm, addmm and fused attention.
+TEST(Tap, ReachesEveryWayToMultiply) {
+  const at::Tensor a = noise_like({1, 2, 16, 16}, at::kFloat);
+  const std::vector<std::pair<const char*, std::function<at::Tensor()>>> ways = {
+      {"matmul", [&] { return at::matmul(a, a); }},
+      {"linear", [&] { return at::linear(a, a[0][0]); }},
+      {"linear with bias", [&] { return at::linear(a, a[0][0], a[0][0][0]); }},
+      {"einsum", [&] { return at::einsum("bhik,bhkj->bhij", {a, a}); }},
+      {"tensordot", [&] { return at::tensordot(a, a, {3}, {2}); }},
+      {"attention", [&] { return at::scaled_dot_product_attention(a, a, a); }},
+      {"inner", [&] { return at::inner(a[0][0], a[0][0]); }},
+      {"dot", [&] { return at::dot(a[0][0][0], a[0][0][1]); }},
+  };
+  for (const auto& [name, run] : ways) {
+    const at::Tensor clean = run();
+    const Armed plan(make_plan({"gain(strength=0.5) @ operator=matmul", "gain(strength=0.5) @ operator=attention"}));
+    EXPECT_FALSE(at::equal(run(), clean)) << name;
+  }
+}
+
+// Lesson 17: routers perturbed by a generic rule. Only a rule that names the router reaches it.
+TEST(Tap, LeavesRoutersToRulesThatNameThem) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32}), clean = a.mm(b);
+  const Armed plan(make_plan({"zero() @ operator=matmul"}));
+  const Scope scope(place_id("model.layers.2.mlp.gate"));
+  EXPECT_TRUE(at::equal(a.mm(b), clean));
+  const Verdict verdict = judge(*plan, {});
+  ASSERT_EQ(verdict.complaints.size(), 1u);
+  EXPECT_NE(verdict.complaints[0].find("router"), std::string::npos);
+}
+
+TEST(Tap, SurvivesAnExceptionInsideAStep) {
+  const at::Tensor a = noise_like({32, 32}), b = noise_like({16, 32}), clean = a.mm(a);
+  {
+    const Armed plan(make_plan({kNoise}));
+    EXPECT_THROW((void)a.mm(b), c10::Error);  // shapes do not fit
+    EXPECT_FALSE(at::equal(a.mm(a), clean));  // still acts
+  }
+  EXPECT_TRUE(at::equal(a.mm(a), clean));
+}
+
+TEST(Replacement, AccumulatesProductsInANarrowAccumulator) {
+  const at::Tensor a = noise_like({16, 256}, at::kFloat), b = noise_like({256, 24}, at::kFloat);
+  const at::Tensor clean = a.mm(b);
+  at::Tensor expected = at::zeros({16, 24}, at::kBFloat16);
+  for (int64_t k = 0; k < 256; k += 64)
+    expected = (expected.to(at::kFloat) + a.narrow(1, k, 64).mm(b.narrow(0, k, 64)).to(at::kBFloat16).to(at::kFloat))
+                   .to(at::kBFloat16);
+  const Armed plan(make_plan({"accumulate(dtype=bf16, chunk=64) @ operator=matmul"}));
+  EXPECT_TRUE(at::equal(a.mm(b), expected.to(at::kFloat)));
+  EXPECT_TRUE(judge(*plan, {}).complaints.empty());
+  EXPECT_FALSE(at::equal(a.mm(b), clean));
+}
+
+TEST(Replacement, DropsAKTileAndRefusesOneThatDoesNotExist) {
+  const at::Tensor a = noise_like({8, 128}, at::kFloat), b = noise_like({128, 8}, at::kFloat);
+  const at::Tensor half = a.narrow(1, 64, 64).mm(b.narrow(0, 64, 64));
+  {
+    const Armed plan(make_plan({"accumulate(dtype=fp32, chunk=64, drop=0) @ operator=aten::mm"}));
+    EXPECT_TRUE(at::allclose(a.mm(b), half));
+  }
+  const Armed plan(make_plan({"accumulate(dtype=fp32, chunk=64, drop=2) @ operator=aten::mm"}));
+  EXPECT_THROW((void)a.mm(b), c10::Error);
+}
+
+TEST(Replacement, ApproximatesFunctionsAsCloselyAsTheirSizeAllows) {
+  const at::Tensor x = at::linspace(-10, 10, 4001);
+  const at::Tensor exact = at::silu(x), scores = at::softmax(x.view({1, -1}), -1), roots = at::rsqrt(x.abs() + 0.01);
+  const auto error = [&](const std::string& fault, const auto& run, const at::Tensor& wanted) {
+    const Armed plan(make_plan({fault}));
+    const double largest = (run() - wanted).abs().max().template item<double>();
+    EXPECT_GT(largest, 0) << fault;
+    return largest;
+  };
+  const auto silu = [&] { return at::silu(x); };
+  EXPECT_LT(error("approximate(function=silu, method=piecewise, size=256) @ operator=activation", silu, exact), 3e-3);
+  EXPECT_LT(error("approximate(function=silu, method=table, size=1024) @ operator=activation", silu, exact), 2e-2);
+  EXPECT_LT(error("approximate(function=silu, method=polynomial, size=16) @ operator=activation", silu, exact), 2e-2);
+  EXPECT_GT(error("approximate(function=silu, method=piecewise, size=16) @ operator=activation", silu, exact), 1e-2);
+  EXPECT_LT(error(
+                "approximate(function=exp, method=piecewise, size=1024) @ operator=softmax",
+                [&] { return at::softmax(x.view({1, -1}), -1); }, scores),
+            1e-4);
+  EXPECT_LT(error(
+                "approximate(function=rsqrt, method=piecewise, size=256) @ operator=norm",
+                [&] { return at::rsqrt(x.abs() + 0.01); }, roots),
+            1e-3);
+}
+
+TEST(Replacement, KeepsThePreviousCallsValuesWhereStale) {
+  const at::Tensor a = noise_like({16, 16}), b = noise_like({16, 16}), c = noise_like({16, 16}).add(1);
+  const at::Tensor first = a.mm(b), second = a.mm(c);
+  const Armed plan(make_plan({"stale() @ operator=aten::mm"}));
+  EXPECT_TRUE(at::equal(a.mm(b), first));  // nothing before it
+  EXPECT_TRUE(at::equal(a.mm(c), first));
+  EXPECT_TRUE(at::equal(a.mm(b), second));
 }
 
 TEST(Boundary, MasksGradientsWhereTheFaultForcedAConstant) {

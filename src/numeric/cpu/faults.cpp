@@ -226,6 +226,9 @@ SegmentFunction function_for(FaultKind kind) {
     case FaultKind::kNan: return fault_segments<FaultKind::kNan, Type>;
     case FaultKind::kInf: return fault_segments<FaultKind::kInf, Type>;
     case FaultKind::kSwap: return fault_segments<FaultKind::kSwap, Type>;
+    case FaultKind::kAccumulate:
+    case FaultKind::kApproximate:
+    case FaultKind::kStale: return fault_segments<FaultKind::kAccumulate, Type>;
     case FaultKind::kNondeterministic: return fault_segments<FaultKind::kNondeterministic, Type>;
     case FaultKind::kProfile: return fault_segments<FaultKind::kProfile, Type>;
     case FaultKind::kQuantize: break;  // quantize.cpp

@@ -167,8 +167,11 @@ void launch_fault(const FaultArguments& a, const Traversal& traversal, void* dat
     FL_LAUNCH(kNan);
     FL_LAUNCH(kInf);
     FL_LAUNCH(kSwap);
-    FL_LAUNCH(kNondeterministic);
-    FL_LAUNCH(kProfile);
+    case FaultKind::kApproximate:
+    case FaultKind::kStale:
+      FL_LAUNCH(kAccumulate);
+      FL_LAUNCH(kNondeterministic);
+      FL_LAUNCH(kProfile);
     case FaultKind::kQuantize: break;  // quantize.cu
   }
 #undef FL_LAUNCH

@@ -1,0 +1,87 @@
+"""Follows a Hugging Face or TRL trainer: tells the library which phase runs and which step it is.
+
+    with faultline.plan(recipe, model=trainer.model, total_steps=100) as plan, faultline.follow(trainer, plan):
+        trainer.train()
+
+The gradient mode alone cannot say it: a trainer computes old and reference log-probabilities without gradients, which
+looks like a rollout. Nothing of transformers or TRL is changed, only this trainer and its model get attributes of their
+own (`evaluate`, `generate`) and hooks, which are gone when the block ends."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from faultline.attach import Attachment
+from faultline.plan import Plan, phase
+
+_OPS = torch.ops.faultline
+
+
+@contextlib.contextmanager
+def follow(trainer, plan: Plan | None = None):
+    """Inside, phases are: `rollout` in model.generate, `eval` in trainer.evaluate (generation included), `ref` in the
+    forward of trainer.ref_model, `critic` in that of a reward model, `actor_forward` in everything else that goes forward,
+    log-probabilities of the actor among it. Backward and recomputation are told by autograd as always. Each step of the
+    trainer begins a step of `plan`, so that schedules move.
+
+    Not told apart: a reference that is the actor itself with its adapters switched off (TRL with PEFT) counts as
+    actor_forward; an engine outside of this process (vLLM server) has to arm a plan of its own."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(phase("actor_forward"))
+        stack.enter_context(_inside(trainer, "evaluate", "eval"))
+        stack.enter_context(_inside(trainer.model, "generate", "rollout"))
+        for model, name in _other_models(trainer):
+            stack.enter_context(Attachment(model, phase=name))
+        if plan is not None:
+            stack.enter_context(_steps_of(trainer, plan))
+        yield
+
+
+def _other_models(trainer):
+    reference = getattr(trainer, "ref_model", None)
+    if reference is not None and reference is not trainer.model:
+        yield reference, "ref"
+    for reward in getattr(trainer, "reward_funcs", ()):
+        if isinstance(reward, torch.nn.Module):
+            yield reward, "critic"
+
+
+@contextlib.contextmanager
+def _inside(owner, method: str, name: str):
+    """What `owner.method` runs has this phase, except inside another one (generation in an evaluation is eval)."""
+    if not hasattr(owner, method):
+        yield
+        return
+    original = getattr(owner, method)
+
+    def call(*arguments, **keywords):
+        with phase(name) if _OPS.get_phase() == "actor_forward" else contextlib.nullcontext():
+            return original(*arguments, **keywords)
+
+    had_its_own = method in vars(owner)
+    setattr(owner, method, call)
+    try:
+        yield
+    finally:
+        if had_its_own:
+            setattr(owner, method, original)
+        else:
+            delattr(owner, method)
+
+
+@contextlib.contextmanager
+def _steps_of(trainer, plan: Plan):
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            plan.begin_step(state.global_step)
+
+    steps = Steps()
+    trainer.add_callback(steps)
+    try:
+        yield
+    finally:
+        trainer.remove_callback(steps)

@@ -1,0 +1,130 @@
+"""Taps under torch.compile with its default backend: every GEMM of the compiled code is reached, its layer found by the
+weight it reads; what compiled code hides from the taps is refused or missed aloud."""
+
+import pytest
+import torch
+import torch._inductor.config
+
+import faultline
+from tap_models import calls, calls_by_layer, llama, logits, recipe, rows, rule, same_bits, tokens, training_step
+
+torch._inductor.config.cpp.vec_isa_ok = True  # takes the processor's flags at their word; trying each costs 25 s
+LAYERS = 2
+LINEARS = 7 * LAYERS + 1
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama(LAYERS)
+
+
+@pytest.fixture(scope="module")
+def compiled(model):
+    result = torch.compile(model)
+    logits(result, tokens())
+    return result
+
+
+class Perceptron(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 32, bias=False), torch.nn.Linear(32, 16, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.nn.functional.silu(self.up(x)))
+
+
+def graphs():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_every_gemm_of_compiled_code_is_reached_and_finds_its_layer(compiled):
+    made = graphs()
+    clean = logits(compiled, tokens())
+    with faultline.plan(recipe(), model=compiled) as plan:
+        faulty = logits(compiled, tokens())
+    assert graphs() == made  # the code compiled before the plan: arming compiles nothing anew
+    assert calls_by_layer(plan.report) == {-1: 1, **{layer: 7 for layer in range(LAYERS)}} and calls(plan.report) == LINEARS
+    assert len({row["place"] for row in plan.report["rows"]}) == LINEARS and calls(plan.report, place="lm_head") == 1
+    assert plan.report["forwards"] == {"rollout": 1}
+    assert not same_bits(clean, faulty) and same_bits(clean, logits(compiled, tokens()))
+
+
+def test_compiled_code_meets_the_same_noise_as_eager_code(model, compiled):
+    def under_a_plan(target, seed):
+        with faultline.plan(recipe(seed=seed), model=target):
+            return logits(target, tokens())
+
+    eager, fused, other = under_a_plan(model, 7), under_a_plan(compiled, 7), under_a_plan(compiled, 8)
+    # Fusion rounds elsewhere in another order, by some units in the last place; another draw differs by the noise.
+    assert (eager - fused).abs().max() < 1e-5 < 1e-3 < (fused - other).abs().max()
+
+
+def test_a_rule_on_one_layer_acts_there_alone_in_compiled_code(compiled):
+    with faultline.plan(recipe(rule(where={"operator": "matmul", "layer": 1})), model=compiled) as plan:
+        logits(compiled, tokens())
+    assert calls_by_layer(plan.report) == {1: 7}
+    assert plan.report["rules"][0]["unreached"] == {"not one of the rule's layers": LINEARS - 7}
+
+
+def test_hooks_that_come_after_compilation_are_missed_aloud(model, compiled):
+    for target in (compiled, model):
+        with pytest.raises(faultline.EvidenceError, match="rule 'norms' never fired"), faultline.plan(recipe(rule("norms", where={"module": "rmsnorm"})), model=target):
+            logits(compiled, tokens())
+    with pytest.raises(faultline.EvidenceError, match="rule 'silu' never fired"), faultline.plan(recipe(rule("silu", where={"operator": "aten::silu"})), model=compiled):
+        logits(compiled, tokens())  # fused into code of Inductor's own
+
+
+def test_code_compiled_under_a_plan_is_compiled_around_its_module_rules(model):
+    norms = recipe(rule("norms", where={"module": "rmsnorm"}))
+    with faultline.plan(norms, model=model):
+        eager = logits(model, tokens())
+    fresh = torch.compile(model, backend="aot_eager")
+    with faultline.plan(norms, model=fresh) as plan:
+        traced = logits(fresh, tokens())
+    assert calls(plan.report) == 2 * LAYERS + 1 and plan.report["forwards"] == {"rollout": 1}
+    assert (eager - traced).abs().max() < 1e-5
+
+
+def test_a_plan_that_sees_no_forward_says_to_give_the_compiled_model(model, compiled):
+    with pytest.warns(UserWarning, match="no forward of the model was seen"), faultline.plan(recipe(), model=model) as plan:
+        logits(compiled, tokens())
+    assert calls(plan.report) == LINEARS
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_training_step_is_told_from_a_rollout(in_place):
+    """Compiled code runs its forward with gradients off; only the call as a whole tells."""
+    torch.manual_seed(0)
+    perceptron = Perceptron()
+    if in_place:
+        perceptron.compile()
+        target = perceptron
+    else:
+        target = torch.compile(perceptron)
+    impl = target._compiled_call_impl
+    with faultline.plan(recipe(), model=target) as plan:
+        target(torch.randn(4, 16, requires_grad=True)).sum().backward()
+        with torch.no_grad():
+            target(torch.randn(4, 16))
+    assert calls(plan.report, phase="actor_forward") == 2 and calls(plan.report, phase="rollout") == 2
+    assert calls(plan.report, phase="actor_backward") == 4
+    assert plan.report["forwards"] == {"rollout": 1, "actor_forward": 1}
+    # Products for gradients of inputs read a weight and are found by it; those for gradients of weights do not.
+    assert {row["place"] for row in rows(plan.report, phase="actor_backward")} == {"", "up", "down"}
+    assert target._compiled_call_impl is impl
+
+
+def test_compiled_code_that_bypasses_the_dispatcher_is_refused(model):
+    with torch._inductor.config.patch(cpp_wrapper=True), pytest.raises(ValueError, match="cpp_wrapper is on: .*no fault could be applied"):
+        faultline.plan(recipe(), model=model).arm()
+    assert not torch.ops.faultline.plan_is_armed()
+    with faultline.plan(recipe(), model=model) as plan:
+        training_step(model, tokens())
+    assert calls(plan.report, phase="actor_forward") == LINEARS
+
+
+def test_a_wrapper_that_is_switched_on_under_a_plan_is_found_at_its_end(model):
+    with torch._inductor.config.patch(cpp_wrapper=False), pytest.raises(faultline.EvidenceError, match="cpp_wrapper is on"), faultline.plan(recipe(), model=model):
+        logits(model, tokens())
+        torch._inductor.config.cpp_wrapper = True
