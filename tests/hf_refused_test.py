@@ -124,7 +124,15 @@ def test_verify_proves_the_plan_and_finds_one_that_does_nothing(model):
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
-def test_a_forked_child_computes_clean_and_has_no_evidence(model):
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a forked child has no OpenMP pool and would wait for it for ever
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_forked_child_computes_clean_and_has_no_evidence(model, one_thread):
     clean = logits(model, tokens())
     with faultline.plan(recipe(), model=model) as plan:
         faulty = logits(model, tokens())

@@ -96,11 +96,13 @@ std::string check_rule(const Node& rule) {
                       rule.at("rounding").as_string() == "stochastic";
   if (rule.at("keyed_by").as_string() == "row" && !random)
     return fmt::format("keyed_by: row is for faults that draw a number for each element, not for {}", kind);
-  static const std::set<std::string> kBits = {"bitflip", "stuck_at", "zero", "nan", "inf", "swap"};
+  static const std::set<std::string> kBits = {"bitflip", "stuck_at",   "zero",        "nan",  "inf",
+                                              "swap",    "accumulate", "approximate", "stale"};
   if (rule.at("rounding").as_string() == "stochastic" && kBits.contains(kind))
     return fmt::format("rounding: stochastic has nothing to round in {}", kind);
-  static const std::set<std::string> kUnscheduled = {"bitflip", "truncate", "stuck_at", "zero",    "nan",
-                                                     "inf",     "swap",     "profile",  "quantize"};
+  static const std::set<std::string> kUnscheduled = {"bitflip",  "truncate",   "stuck_at",    "zero",
+                                                     "nan",      "inf",        "swap",        "profile",
+                                                     "quantize", "accumulate", "approximate", "stale"};
   if (rule.find("schedule") && kUnscheduled.contains(kind))
     return fmt::format("{} has no strength that a schedule could change", kind);
   if (rule.at("reevaluate").as_bool() && kind != "deadzone")

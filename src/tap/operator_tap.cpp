@@ -252,6 +252,7 @@ void arm(std::shared_ptr<Plan> plan) {
     const auto found = rules_of.find(static_cast<uint32_t>(number));
     the_tap.rules_of[number].store(found == rules_of.end() ? 0 : found->second, std::memory_order_release);
   }
+  lost_by_fork = false;
   plan->set_armed(true);
   the_tap.plan.store(std::move(plan));
 }

@@ -19,9 +19,6 @@ namespace {
 constexpr std::size_t kSlots = 256;  // rows a block of device memory holds
 constexpr std::size_t kMaxRules = 64;
 
-// Where a kind's leading parameter is folded into tables at lowering, a schedule could not reach captured graphs.
-bool strength_is_lowered(const Rule& rule) { return rule.what.kind == FaultKind::kBitflip; }
-
 // A site is told apart by its tensors' dtype and device as well: unattributed calls of different kinds share a place.
 uint64_t row_key(uint32_t rule, uint32_t target, const Location& location, Surface surface, const at::Tensor& x) {
   FL_ASSERT(location.place < 1u << 24 && target < 1u << 14);
@@ -111,11 +108,9 @@ Plan::Plan(std::vector<Rule> rules, PlanSettings settings)
     entry->rule = std::move(rule);
     const Rule& read = entry->rule;
     if (!read.where) throw UsageError(fmt::format("rule '{}' does not say where", read.name));
+    if (read.reevaluate)
+      throw UsageError(fmt::format("rule '{}': reevaluate is not built yet; leave it out", read.name));
     if (entry->phases.none()) throw UsageError(fmt::format("rule '{}' acts in no phase", read.name));
-    if (read.schedule && strength_is_lowered(read))
-      throw UsageError(
-          fmt::format("rule '{}': the rate of {} cannot follow a schedule; give one rule for each window of steps",
-                      read.name, kind_name(read.what.kind)));
     if (is_replacement(read.what.kind) &&
         (read.where->operator_pattern.empty() || read.where->surface != Surface::kOutput))
       throw UsageError(
@@ -148,7 +143,7 @@ double Plan::strength_of(const PlanRule& rule, PlaceId place) const {
   if (!rule.rule.schedule) return rule.rule.what.strength;
   const int64_t layer = place_of(place).layer;
   const ScheduleSpec& schedule = *rule.rule.schedule;
-  const int64_t count = std::max<int64_t>(settings_.layer_count, layer + 1);
+  const int64_t count = std::max<int64_t>({1, settings_.layer_count, layer + 1});
   return strength_at(schedule, step_, settings_.total_steps) *
          layer_multiplier(schedule, layer < 0 ? kNoLayer : layer, count, step_, settings_.total_steps);
 }
