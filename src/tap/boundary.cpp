@@ -129,7 +129,6 @@ at::Tensor boundary(const at::Tensor& x, PlaceId id, Surface surface) {
     }
     const Location location{id, locate().phase};
     Row& row = plan->row(*rule, kBoundaryTarget, "boundary", location, surface, y);
-    if (row.unreached.empty() && !can_fault(y)) row.unreached = "cannot fault this kind of tensor";
     if (row.unreached.empty()) {
       y = pass_through(plan, row, y);
     } else {

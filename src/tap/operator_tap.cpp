@@ -148,13 +148,12 @@ struct TapKernel final : c10::OperatorKernel {
       const auto replacement = std::find_if(replacements.begin(), replacements.end(),
                                             [&](const Replacement& each) { return each.rule == rule.get(); });
       for (const at::Tensor& tensor : tensors) {
-        Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor);
-        if (row.unreached.empty() && !can_fault(tensor))
-          row.unreached = fmt::format("cannot fault {} tensors", c10::toString(tensor.scalar_type()));
-        if (row.unreached.empty() && replacement != replacements.end()) row.unreached = replacement->why;
-        if (row.unreached.empty()) {
+        const bool replaces = replacement != replacements.end();
+        Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor,
+                            replaces ? replacement->why : "");
+        if (row.unreached.empty() && (!replaces || replacement->values.defined())) {
           const ActingGuard guard(~uint64_t{0});
-          plan.act(row, tensor, replacement == replacements.end() ? at::Tensor() : replacement->values);
+          plan.act(row, tensor, replaces ? replacement->values : at::Tensor());
         } else {
           row.calls.fetch_add(1, std::memory_order_relaxed);
         }
@@ -275,6 +274,8 @@ void unwrap_all() {
     throw UsageError("operators are running on other threads; kernels are restored when they have ended");
   while (!the_tap.registrations.empty()) the_tap.registrations.pop_back();  // the last wrapped first
   the_tap.wrapped.clear();
+  the_tap.bases.clear();
+  the_tap.rules_of.clear();
 }
 
 std::vector<WrappedOperator> wrapped_operators() {

@@ -221,7 +221,7 @@ Plan::Table& Plan::table_of(const at::Device& device) {
 }
 
 Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
-               Surface surface, const at::Tensor& x) {
+               Surface surface, const at::Tensor& x, const std::string& why_not) {
   const uint64_t key = row_key(rule.index, target, location, surface, x);
   thread_local std::unordered_map<uint64_t, Row*> known;
   thread_local uint64_t known_generation = 0;
@@ -237,7 +237,10 @@ Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_na
     made->phase = location.phase;
     made->surface = surface;
     made->device = x.device();
-    made->unreached = why_unreached(rule, location, surface);
+    made->unreached = !why_not.empty() ? why_not : why_unreached(rule, location, surface);
+    if (made->unreached.empty() && !can_fault(x))
+      made->unreached = fmt::format("cannot fault {} {} tensors on {}", c10::str(x.layout()),
+                                    c10::toString(x.scalar_type()), x.device().str());
     entry = made.get();
     rows_.push_back(std::move(made));
   }

@@ -52,7 +52,7 @@ struct Row {
   PlaceId place = kNowhere;
   Phase phase = Phase::kRollout;
   Surface surface = Surface::kOutput;
-  std::string unreached;  // why the rule does not act here; "": it does
+  std::string unreached;  // why the rule does not act here, for good; "": it does
   Keys keys;
   at::Tensor control;
   at::Tensor ledger;
@@ -87,9 +87,10 @@ class Plan : public std::enable_shared_from_this<Plan> {
   void begin_step(int64_t step);  // call numbers start again, strengths follow their schedules
   int64_t step() const { return step_; }
 
-  // The row of a site, made at its first call on a tensor like x. Look at `unreached`.
+  // The row of a site, made at its first call on a tensor like x. Look at `unreached`; `why_not`: what the caller knows
+  // against it.
   Row& row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
-           Surface surface, const at::Tensor& x);
+           Surface surface, const at::Tensor& x, const std::string& why_not = "");
   // Why a rule does not act there; "": it does.
   std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface) const;
   // Lets the row's rule act on x, in place, below autograd. replacement: like x, for kinds that replace a computation.

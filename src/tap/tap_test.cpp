@@ -219,7 +219,7 @@ TEST(Tap, LeavesIntegersAloneAndSaysSo) {
   (void)a.mm(a);
   const Verdict verdict = judge(*plan, {});
   ASSERT_FALSE(verdict.complaints.empty());
-  EXPECT_NE(verdict.complaints[0].find("cannot fault Int"), std::string::npos) << verdict.complaints[0];
+  EXPECT_NE(verdict.complaints[0].find("cannot fault Strided Int"), std::string::npos) << verdict.complaints[0];
 }
 
 TEST(Tap, CountsCallsOfManyThreads) {
@@ -293,6 +293,9 @@ TEST(Tap, NoticesAWeightThatChangedBehindItsBack) {
   plan->weights().new_epoch();
   (void)x.mm(w);
   EXPECT_TRUE(judge(*plan, {}).complaints.empty());
+  const at::Tensor before = x.mm(w);
+  w.mul_(2);  // autograd's version tells; mxfp4 scales exactly with powers of two
+  EXPECT_TRUE(at::equal(x.mm(w), before * 2));
   forget_parameters();
 }
 
@@ -434,6 +437,7 @@ TEST(Boundary, MasksGradientsWhereTheFaultForcedAConstant) {
     boundary(x, place, Surface::kOutput).sum().backward();
   }
   EXPECT_TRUE(at::equal(x.grad(), at::tensor({1.0f, 0.0f, 0.0f, 0.0f, 1.0f})));
+  EXPECT_TRUE(at::equal(x, at::tensor({-2.0f, -0.1f, 0.0f, 0.1f, 2.0f})));  // the caller's tensor is not touched
 }
 
 TEST(Boundary, ReturnsTheTensorItselfWhereNoRuleWantsIt) {
