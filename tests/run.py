@@ -150,7 +150,7 @@ def run_tidy(files, build, venv, environment):
     known = {os.path.realpath(os.path.join(entry["directory"], entry["file"])) for entry in entries}
 
     def check(file):
-        return run_command([str(tool), "-p", str(build), "--quiet", "--warnings-as-errors=*", "--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-gch", file], environment)
+        return run_command([str(tool), "-p", str(build), "--quiet", "--warnings-as-errors=*", "--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-gch", "--extra-arg=-fno-openmp", file], environment)
 
     compiled = [file for file in files if os.path.realpath(ROOT / file) in known]
     for file in files:

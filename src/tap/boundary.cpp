@@ -78,7 +78,7 @@ bool means(const PlanRule& rule, const Place& place, Surface surface) {
 
 }  // namespace
 
-at::Tensor pass_through(std::shared_ptr<Plan> plan, Row& row, const at::Tensor& x) {
+at::Tensor pass_through(const std::shared_ptr<Plan>& plan, Row& row, const at::Tensor& x) {
   return PassFunction::apply(x, plan, &row);
 }
 

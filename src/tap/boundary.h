@@ -16,6 +16,6 @@ bool boundary_is_wanted(const Plan& plan, PlaceId place, Surface surface);
 void check_modules(const Plan& plan, const std::vector<std::string>& paths);
 
 // A faulty copy of x through autograd: gradients pass straight, or are masked where the fault forced a constant.
-at::Tensor pass_through(std::shared_ptr<Plan> plan, Row& row, const at::Tensor& x);
+at::Tensor pass_through(const std::shared_ptr<Plan>& plan, Row& row, const at::Tensor& x);
 
 }  // namespace faultline

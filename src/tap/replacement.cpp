@@ -143,7 +143,7 @@ at::Tensor evaluate(const ApproximateSpec& spec, const Curve& curve, const at::T
 at::Tensor approximated(const ApproximateSpec& spec, const at::Tensor& input) {
   const Curve curve = curve_of(spec.function);
   const at::Tensor x = input.to(at::kFloat);
-  const at::Tensor inside = evaluate(spec, curve, x);
+  at::Tensor inside = evaluate(spec, curve, x);
   switch (spec.function) {
     case ApproximatedFunction::kSilu:
     case ApproximatedFunction::kGelu:  // beyond the table: x, or nothing
