@@ -104,7 +104,7 @@ class Attachment:
         self._compiled_call = None
         self.model = model
         self.paths = list(dict.fromkeys(path for path, _ in _named_modules(model)))
-        self.layer_count = 1 + max((_layer(path) for path in self.paths), default=-1)
+        self.layer_count = 1 + max((_OPS.layer(path) for path in self.paths), default=-1)
         compiled = [path for path, module in _named_modules(model) if type(module).__name__ in ("AOTICompiledModel", "AOTInductorModel")]
         if compiled:
             raise ValueError(f"{compiled[0] or 'the model'} was compiled ahead of time (AOTInductor): none of its operators reach the dispatcher, so no fault could be applied")
@@ -199,14 +199,6 @@ class Attachment:
 
     def __exit__(self, *_):
         self.detach()
-
-
-def _layer(path: str) -> int:
-    names = path.split(".")
-    for before, name in zip(names, names[1:]):
-        if before in ("layers", "h", "blocks", "block", "layer") and name.isdigit():
-            return int(name)
-    return -1
 
 
 def attach(model: torch.nn.Module) -> Attachment:

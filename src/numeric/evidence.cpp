@@ -80,6 +80,15 @@ std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, dou
   return band;
 }
 
+std::optional<std::string> strength_complaint(const Rule& rule, Dtype dtype, const LedgerNumbers& n,
+                                              const Judgement& judgement) {
+  const auto band = expected_strength(rule, dtype, n.sampled, judgement);
+  if (!band || !n.relative_rms || !std::isfinite(*n.relative_rms)) return {};
+  if (*n.relative_rms >= band->low && *n.relative_rms <= band->high) return {};
+  return fmt::format("the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", *n.relative_rms, band->low,
+                     band->high);
+}
+
 std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& n,
                                           const Judgement& judgement) {
   std::vector<std::string> reasons;
@@ -101,12 +110,7 @@ std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const L
     complain(fmt::format("{} elements changed in {} calls where exactly {} a call were asked for", n.changed,
                          n.active_calls, rule.what.count));
   }
-  const auto band = expected_strength(rule, dtype, n.sampled, judgement);
-  if (band && n.relative_rms && std::isfinite(*n.relative_rms) &&
-      (*n.relative_rms < band->low || *n.relative_rms > band->high)) {
-    complain(fmt::format("the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", *n.relative_rms, band->low,
-                         band->high));
-  }
+  if (const auto complaint = strength_complaint(rule, dtype, n, judgement)) complain(*complaint);
   return reasons;
 }
 

@@ -43,6 +43,10 @@ struct StrengthBand {
 std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, double sampled,
                                               const Judgement& judgement = {});
 
+// A sentence where the realised strength lies outside its band.
+std::optional<std::string> strength_complaint(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
+                                              const Judgement& judgement);
+
 // Empty: the evidence is there. Otherwise sentences, each a reason to fail (exit 3).
 std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
                                           const Judgement& judgement = {});

@@ -10,6 +10,12 @@ at::Tensor bit_weights(const at::Device& device) {  // 1, 2, 4, … 128
   return at::bitwise_left_shift(at::ones_like(place), place);
 }
 
+at::Tensor unpack_bits(const at::Tensor& packed, c10::SymIntArrayRef sizes) {
+  const at::Tensor weights = bit_weights(packed.device());
+  const at::Tensor bits = packed.unsqueeze(1).bitwise_and(weights).ne(0).reshape({-1});
+  return bits.narrow_symint(0, 0, c10::multiply_integers(sizes)).view_symint(sizes);
+}
+
 }  // namespace
 
 at::Tensor pack_bits(const at::Tensor& mask) {
@@ -19,10 +25,8 @@ at::Tensor pack_bits(const at::Tensor& mask) {
   return (bits * weights).sum(1, false, at::kByte);
 }
 
-at::Tensor unpack_bits(const at::Tensor& packed, c10::SymIntArrayRef sizes) {
-  const at::Tensor weights = bit_weights(packed.device());
-  const at::Tensor bits = packed.unsqueeze(1).bitwise_and(weights).ne(0).reshape({-1});
-  return bits.narrow_symint(0, 0, c10::multiply_integers(sizes)).view_symint(sizes);
+at::Tensor mask_gradient(const at::Tensor& gradient, const at::Tensor& packed) {
+  return gradient.masked_fill(unpack_bits(packed, gradient.sym_sizes()), 0);
 }
 
 }  // namespace faultline

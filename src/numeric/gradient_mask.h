@@ -6,7 +6,7 @@
 
 namespace faultline {
 
-at::Tensor pack_bits(const at::Tensor& mask);  // booleans -> bytes, eight a byte
-at::Tensor unpack_bits(const at::Tensor& packed, c10::SymIntArrayRef sizes);
+at::Tensor pack_bits(const at::Tensor& mask);                                    // booleans -> bytes, eight a byte
+at::Tensor mask_gradient(const at::Tensor& gradient, const at::Tensor& packed);  // zero where the bit is set
 
 }  // namespace faultline

@@ -11,23 +11,12 @@
 #include "numeric/apply.h"
 #include "numeric/gradient_mask.h"
 #include "numeric/resolution.h"
+#include "numeric/translated.h"
 
 namespace faultline {
 namespace {
 
 constexpr std::size_t kRuleCache = 4096;
-
-// A user's mistake becomes Python's ValueError, with our sentence.
-template <class Function>
-auto translated(Function&& function) -> decltype(function()) {
-  try {
-    return function();
-  } catch (const UsageError& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  } catch (const Error& error) {
-    TORCH_CHECK(false, error.what());
-  }
-}
 
 std::shared_ptr<const Rule> rule_of(const std::string& text) {
   static std::mutex mutex;
@@ -170,8 +159,7 @@ struct ApplyFunction : torch::autograd::Function<ApplyFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     at::Tensor gradient = gradients[0];
-    if (context->saved_data["masked"].toBool())
-      gradient = gradient.masked_fill(unpack_bits(context->get_saved_variables()[0], gradient.sym_sizes()), 0);
+    if (context->saved_data["masked"].toBool()) gradient = mask_gradient(gradient, context->get_saved_variables()[0]);
     return {gradient, {}, {}, {}, {}, {}, {}, {}};
   }
 };

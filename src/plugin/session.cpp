@@ -7,6 +7,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "numeric/translated.h"
 #include "recipe/recipe.h"
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"
@@ -25,17 +26,6 @@ struct Session {
 Session& session() {
   static auto* the_session = new Session;
   return *the_session;
-}
-
-template <class Function>
-auto translated(Function&& function) -> decltype(function()) {
-  try {
-    return function();
-  } catch (const UsageError& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  } catch (const Error& error) {
-    TORCH_CHECK(false, error.what());
-  }
 }
 
 std::shared_ptr<Plan> plan_or_throw() {
@@ -98,12 +88,11 @@ std::string op_get_phase() {
 }
 
 int64_t op_place(const std::string& path) { return place_id(path); }
-std::string op_role(const std::string& path) { return role_of_path(path); }
+int64_t op_layer(const std::string& path) { return layer_of_path(path); }
 void op_register_parameter(const at::Tensor& parameter, const std::string& path) {
   register_parameter(parameter, place_id(path));
 }
 void op_forget_parameters() { forget_parameters(); }
-void op_forget_time_lines() { forget_time_lines(); }
 void op_weights_changed() {
   if (const auto plan = session().plan) plan->weights().new_epoch();
 }
@@ -195,10 +184,9 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("set_phase(str phase) -> ()", op_set_phase);
   m.def("get_phase() -> str", op_get_phase);
   m.def("place(str path) -> int", op_place);
-  m.def("role(str path) -> str", op_role);
+  m.def("layer(str path) -> int", op_layer);
   m.def("register_parameter(Tensor parameter, str path) -> ()", op_register_parameter);
   m.def("forget_parameters() -> ()", op_forget_parameters);
-  m.def("forget_time_lines() -> ()", op_forget_time_lines);
   m.def("weights_changed() -> ()", op_weights_changed);
   m.def("boundary(Tensor x, int place, str surface) -> Tensor", op_boundary);
   m.def("boundary_is_wanted(int place, str surface) -> bool", op_boundary_is_wanted);

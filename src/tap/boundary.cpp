@@ -35,8 +35,7 @@ struct PassFunction : torch::autograd::Function<PassFunction> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     at::Tensor gradient = gradients[0];
-    if (context->saved_data["masked"].toBool())
-      gradient = gradient.masked_fill(unpack_bits(context->get_saved_variables()[0], gradient.sym_sizes()), 0);
+    if (context->saved_data["masked"].toBool()) gradient = mask_gradient(gradient, context->get_saved_variables()[0]);
     return {gradient, {}, {}};
   }
 };

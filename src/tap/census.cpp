@@ -61,15 +61,6 @@ double flops_of(std::string_view base, const std::vector<at::Tensor>& given, con
   return all;
 }
 
-void collect(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
-  if (value.isTensor() && value.toTensor().defined()) tensors.push_back(value.toTensor());
-  if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (tensor.defined()) tensors.push_back(tensor);
-    }
-  }
-}
-
 std::string shapes_text(const std::vector<at::Tensor>& tensors) {
   std::string text;
   for (const at::Tensor& tensor : tensors)
@@ -90,16 +81,14 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const std::string name = full_name(op.operator_name());
   std::vector<at::Tensor> given, results;
   for (std::size_t i = 0; i < op.schema().arguments().size(); ++i)
-    collect(torch::jit::peek(*stack, i, op.schema().arguments().size()), given);
-  Location location = locate();
-  for (std::size_t i = 0; location.place == kNowhere && i < given.size(); ++i)
-    location.place = place_of_storage(given[i], base_name(name));
+    collect_tensors(torch::jit::peek(*stack, i, op.schema().arguments().size()), given);
+  const Location location = locate(base_name(name), given);
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(kCensusKey);
     op.redispatchBoxed(below, stack);
   }
   for (std::size_t i = 0; i < op.schema().returns().size(); ++i)
-    collect(torch::jit::peek(*stack, i, op.schema().returns().size()), results);
+    collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), results);
   double bytes = 0;
   for (const auto* tensors : {&given, &results}) {
     for (const at::Tensor& tensor : *tensors)
@@ -118,14 +107,13 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 std::string why_not(const Plan& plan, const PlanRule& rule, const std::set<std::string>& operators,
                     const CensusEntry& entry) {
   if (!operators.contains(entry.name)) return "no rule names it";
-  const std::string reason = plan.why_unreached(rule, {entry.place, entry.phase}, rule.rule.where->surface);
-  return reason;
+  return plan.why_unreached(rule, {entry.place, entry.phase}, rule.rule.where->surface);
 }
 
 std::vector<std::set<std::string>> operators_of_rules(const Plan& plan) {
   std::vector<std::set<std::string>> names;
   for (const auto& rule : plan.rules()) {
-    const auto found = rule->rule.where->operator_pattern.empty() ? std::vector<std::string>{} : operators_of(*rule);
+    const auto found = operators_of(*rule);
     names.emplace_back(found.begin(), found.end());
   }
   return names;
@@ -169,6 +157,13 @@ nlohmann::ordered_json to_json(const Census& census) {
   return json;
 }
 
+std::string reasons_text(const std::map<std::string, int64_t>& calls_by_reason) {
+  std::string text;
+  for (const auto& [reason, calls] : calls_by_reason)
+    text += fmt::format("{}{} calls: {}", text.empty() ? "" : "; ", calls, reason);
+  return text;
+}
+
 std::vector<Prediction> predict(const Plan& plan, const Census& census) {
   const auto operators = operators_of_rules(plan);
   std::vector<Prediction> predictions;
@@ -188,12 +183,9 @@ std::vector<Prediction> predict(const Plan& plan, const Census& census) {
     if (prediction.sites == 0 && !where.operator_pattern.empty()) {
       std::set<std::string> ran;
       for (const CensusEntry& entry : census) ran.insert(std::string(base_name(entry.name)));
-      std::string why;
-      for (const auto& [reason, calls] : reasons)
-        why += fmt::format("{}{} calls: {}", why.empty() ? "" : "; ", calls, reason);
       throw UsageError(
           fmt::format("rule '{}': operator '{}' matches nothing that ran ({}){}", rule->rule.name,
-                      where.operator_pattern, why.empty() ? "nothing ran" : why,
+                      where.operator_pattern, reasons.empty() ? "nothing ran" : reasons_text(reasons),
                       did_you_mean(where.operator_pattern, std::vector<std::string>(ran.begin(), ran.end()))));
     }
     predictions.push_back(prediction);
@@ -212,7 +204,7 @@ nlohmann::ordered_json coverage(const Plan& plan, const Census& census) {
     std::string reason = "no rule names it";
     for (const auto& rule : plan.rules()) {
       const std::string why = why_not(plan, *rule, operators[rule->index], entry);
-      if (why.empty() || why != "no rule names it") reason = why;
+      if (why != "no rule names it") reason = why;
       if (why.empty()) break;
     }
     auto& [all, reached] = phases[entry.phase];

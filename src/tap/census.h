@@ -3,6 +3,7 @@
 // reach, and it is what expected call counts are derived from.
 #pragma once
 
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -25,6 +26,9 @@ using Census = std::vector<CensusEntry>;
 void begin_census();  // counts what this thread runs from now on, and the backward threads it starts
 Census end_census();
 nlohmann::ordered_json to_json(const Census& census);
+
+// "12 calls: phase ref is off; 3 calls: …"
+std::string reasons_text(const std::map<std::string, int64_t>& calls_by_reason);
 
 // What a plan will do, from a census of one forward (and backward): matched sites and predicted calls.
 struct Prediction {

@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <torch/library.h>
@@ -13,7 +12,7 @@
 #include <mutex>
 #include <set>
 
-#include "base/error.h"
+#include "numeric/translated.h"
 #include "tap/operators.h"
 #include "tap/replacement.h"
 #include "tap/substitution.h"
@@ -56,24 +55,6 @@ class ActingGuard {
   uint64_t before_;
 };
 
-// A user's mistake inside an operator reaches Python as ValueError.
-template <class Function>
-void translated(Function&& function) {
-  try {
-    function();
-  } catch (const UsageError& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
-
-void collect(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
-  }
-}
-
 bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arguments) {
   return std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& argument) {
     return argument.defined() && argument.has_storage() && result.has_storage() &&
@@ -95,11 +76,9 @@ struct TapKernel final : c10::OperatorKernel {
     }
     const std::size_t arguments = op.schema().arguments().size();
     std::vector<at::Tensor> given, written;
-    for (std::size_t i = 0; i < arguments; ++i) collect(torch::jit::peek(*stack, i, arguments), given);
-    for (const std::size_t i : results.written) collect(torch::jit::peek(*stack, i, arguments), written);
-    Location location = locate();
-    for (std::size_t i = 0; location.place == kNowhere && i < given.size(); ++i)
-      location.place = place_of_storage(given[i], tap().bases[target]);
+    for (std::size_t i = 0; i < arguments; ++i) collect_tensors(torch::jit::peek(*stack, i, arguments), given);
+    for (const std::size_t i : results.written) collect_tensors(torch::jit::peek(*stack, i, arguments), written);
+    const Location location = locate(tap().bases[target], given);
     translated(
         [&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
     if (above_autograd) {
@@ -115,7 +94,7 @@ struct TapKernel final : c10::OperatorKernel {
     }
     if (written.empty()) {
       for (const std::size_t i : results.returned)
-        collect(torch::jit::peek(*stack, i, op.schema().returns().size()), written);
+        collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), written);
       std::erase_if(written, [&](const at::Tensor& result) { return shares_storage(result, given); });  // views
     }
     translated([&] { act(*plan, named, location, written, replacements); });

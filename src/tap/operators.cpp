@@ -256,6 +256,15 @@ Results results_of(const c10::FunctionSchema& schema) {
   return results;
 }
 
+void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor() && value.toTensor().defined()) tensors.push_back(value.toTensor());
+  if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (tensor.defined()) tensors.push_back(tensor);
+    }
+  }
+}
+
 std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vector<std::string>& except,
                                       std::span<const c10::DispatchKey> keys) {
   auto& dispatcher = c10::Dispatcher::singleton();

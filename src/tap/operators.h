@@ -44,4 +44,7 @@ struct Results {
 };
 Results results_of(const c10::FunctionSchema& schema);
 
+// The defined tensors of a value: itself, or the elements of a list.
+void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors);
+
 }  // namespace faultline

@@ -92,7 +92,6 @@ struct Plan::Table {
     at::Tensor ledgers;   // (kSlots, kLedgerWords) int64
   };
   std::vector<Block> blocks;
-  std::vector<Control> mirror;  // what the control rows hold at the start of a step
   std::vector<Row*> rows;
 };
 
@@ -148,25 +147,28 @@ double Plan::strength_of(const PlanRule& rule, PlaceId place) const {
          layer_multiplier(schedule, layer < 0 ? kNoLayer : layer, count, step_, settings_.total_steps);
 }
 
+Control Plan::start_step(Row& row) const {
+  row.strength = strength_of(*row.rule, row.place);
+  // A captured graph will replay with it, unseen by the host.
+  if (row.captured > 0 && row.strengths.back() != row.strength) row.strengths.push_back(row.strength);
+  Control control;
+  control.armed = armed() ? 1 : 0;
+  control.strength = static_cast<float>(row.strength);
+  control.step = static_cast<uint32_t>(step_);
+  control.phase = static_cast<uint32_t>(row.phase);
+  return control;
+}
+
 void Plan::write_controls(Table& table) {
-  for (std::size_t slot = 0; slot < table.rows.size(); ++slot) {
-    Control& control = table.mirror[slot];
-    Row& row = *table.rows[slot];
-    row.strength = strength_of(*row.rule, row.place);
-    if (row.captured > 0 && row.strengths.back().first != row.strength) row.strengths.emplace_back(row.strength, 0);
-    control.armed = armed() ? 1 : 0;
-    control.strength = static_cast<float>(row.strength);
-    control.step = static_cast<uint32_t>(step_);
-    control.call = 0;
-    control.phase = static_cast<uint32_t>(row.phase);
-    control.progress = 0;
-  }
+  std::vector<Control> controls;
+  controls.reserve(table.rows.size());
+  for (Row* row : table.rows) controls.push_back(start_step(*row));
   for (std::size_t b = 0; b < table.blocks.size(); ++b) {
     const std::size_t first = b * kSlots,
                       count = std::min(kSlots, table.rows.size() - std::min(first, table.rows.size()));
     if (count == 0) break;
     at::Tensor staged = at::zeros({static_cast<int64_t>(count), static_cast<int64_t>(sizeof(Control) / 4)}, at::kInt);
-    std::memcpy(staged.mutable_data_ptr<int32_t>(), table.mirror.data() + first, count * sizeof(Control));
+    std::memcpy(staged.mutable_data_ptr<int32_t>(), controls.data() + first, count * sizeof(Control));
     table.blocks[b].controls.narrow(0, 0, static_cast<int64_t>(count)).copy_(staged, /*non_blocking=*/true);
   }
 }
@@ -204,7 +206,7 @@ std::string Plan::why_unreached(const PlanRule& rule, const Location& location, 
     if (is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place))
       return "excepted by the rule";
   }
-  if (place.role == "router" && where.module_pattern != "router" && !settings_.force_routers)
+  if (place.role == "router" && where.module_pattern != "router")
     return "a router is faulted only by a rule that names it (module: router)";
   if (place.role == "lora" && where.module_pattern != "lora")
     return "an adapter is faulted only by a rule that names it (module: lora)";
@@ -235,8 +237,6 @@ Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_na
     made->target = std::string(target_name);
     made->place = location.place;
     made->phase = location.phase;
-    made->surface = surface;
-    made->device = x.device();
     made->unreached = !why_not.empty() ? why_not : why_unreached(rule, location, surface);
     if (made->unreached.empty() && !can_fault(x))
       made->unreached = fmt::format("cannot fault {} {} tensors on {}", c10::str(x.layout()),
@@ -269,8 +269,7 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
   apply_(x, rule, row.keys, Control{}, tensors);
   row.calls.fetch_add(1, std::memory_order_relaxed);
   if (is_capturing(x)) row.captured.fetch_add(1, std::memory_order_relaxed);
-  if (row.strengths.empty() || row.strengths.back().first != row.strength) row.strengths.emplace_back(row.strength, 0);
-  row.strengths.back().second += 1;
+  if (row.strengths.empty() || row.strengths.back() != row.strength) row.strengths.push_back(row.strength);
 }
 
 void Plan::make_row(Row& row, const at::Tensor& x) {
@@ -287,11 +286,10 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
     table.blocks.push_back({at::zeros({kSlots, sizeof(Control) / 4}, options.dtype(at::kInt)),
                             at::zeros({kSlots, kLedgerWords}, options.dtype(at::kLong))});
   }
-  row.slot = table.rows.size();
+  const std::size_t slot = table.rows.size();
   table.rows.push_back(&row);
-  table.mirror.emplace_back();
-  const auto& block = table.blocks[row.slot / kSlots];
-  row.control = block.controls.select(0, static_cast<int64_t>(row.slot % kSlots));
+  const auto& block = table.blocks[slot / kSlots];
+  row.control = block.controls.select(0, static_cast<int64_t>(slot % kSlots));
   // The site's name is where it is and what family computes there: the same unit in rollout, training and compiled
   // code, whichever overload runs.
   const std::string_view family = family_of(row.target);
@@ -302,16 +300,11 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
   row.dtype = dtype_of(x);
   row.first_shape = x.sizes().vec();
   row.first_step = step_;
-  Control control;
-  control.armed = armed() ? 1 : 0;
-  row.strength = strength_of(*row.rule, row.place);
-  control.strength = static_cast<float>(row.strength);
-  control.step = static_cast<uint32_t>(step_);
-  control.phase = static_cast<uint32_t>(row.phase);
+  const Control control = start_step(row);
   at::Tensor staged = at::zeros({static_cast<int64_t>(sizeof(Control) / 4)}, at::kInt);
   std::memcpy(staged.mutable_data_ptr<int32_t>(), &control, sizeof control);
   row.control.copy_(staged, /*non_blocking=*/true);
-  row.ledger = block.ledgers.select(0, static_cast<int64_t>(row.slot % kSlots));
+  row.ledger = block.ledgers.select(0, static_cast<int64_t>(slot % kSlots));
 }
 
 std::vector<Plan::Evidence> Plan::read_evidence() {

@@ -36,7 +36,6 @@ struct PlanSettings {
   Node phases;              // the recipe's, or null
   int64_t total_steps = 1;  // for schedules
   int64_t layer_count = 0;  // for per-layer schedules; 0: not known
-  bool force_routers = false;
 };
 
 struct PlanRule {
@@ -51,13 +50,10 @@ struct Row {
   std::string target;  // operator base name, or "boundary"
   PlaceId place = kNowhere;
   Phase phase = Phase::kRollout;
-  Surface surface = Surface::kOutput;
   std::string unreached;  // why the rule does not act here, for good; "": it does
   Keys keys;
   at::Tensor control;
   at::Tensor ledger;
-  std::size_t slot = 0;
-  at::Device device = at::kCPU;
   Dtype dtype = Dtype::kFloat32;
   std::vector<int64_t> first_shape;
   int64_t first_step = 0;
@@ -66,8 +62,8 @@ struct Row {
   std::atomic<int64_t> captured{0};  // of these, calls that were recorded into a CUDA graph and did not run then
   at::Tensor previous;               // stale: what the site gave at its last call, before the fault
   double strength = 0;               // at this step
-  std::vector<std::pair<double, int64_t>> strengths;  // strength and calls issued with it, in order
-  std::mutex mutex;                                   // one thread acts at a time: a CPU row's words are plain memory
+  std::vector<double> strengths;     // in force while the ledger was filled
+  std::mutex mutex;                  // one thread acts at a time: a CPU row's words are plain memory
 };
 
 class WeightCache;
@@ -113,6 +109,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   struct Table;
   Table& table_of(const at::Device& device);
   double strength_of(const PlanRule& rule, PlaceId place) const;
+  Control start_step(Row& row) const;  // the row's control at the start of the step; its strength
   void write_controls(Table& table);
   void make_row(Row& row, const at::Tensor& x);
 

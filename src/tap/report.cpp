@@ -39,10 +39,7 @@ std::string why_never(const Plan& plan, const PlanRule& rule) {
     if (row->rule == &rule && !row->unreached.empty()) reasons[row->unreached] += row->calls;
   }
   if (reasons.empty()) return "nothing it names was called";
-  std::string text;
-  for (const auto& [reason, calls] : reasons)
-    text += fmt::format("{}{} calls: {}", text.empty() ? "" : "; ", calls, reason);
-  return text;
+  return reasons_text(reasons);
 }
 
 void judge_counts(const Plan& plan, const Census& census, const std::vector<Plan::Evidence>& evidence,
@@ -88,14 +85,10 @@ Verdict judge(Plan& plan, const std::optional<Census>& census) {
     if (row->captured == 0 ? n.calls != static_cast<double>(issued) : n.calls < static_cast<double>(issued))
       complaints.push_back(fmt::format("rule '{}' at {}: {} calls were issued in {}, the ledger counted {}",
                                        row->rule->rule.name, site_name(*row), issued, phase_name(row->phase), n.calls));
-    Judgement judgement{1e-9 / rows, {}};
-    for (const auto& [strength, calls] : row->strengths) judgement.strengths.push_back(strength);
-    const auto band = expected_strength(row->rule->rule, row->dtype, n.sampled, judgement);
-    if (band && n.relative_rms && std::isfinite(*n.relative_rms) &&
-        (*n.relative_rms < band->low || *n.relative_rms > band->high))
-      complaints.push_back(fmt::format(
-          "rule '{}' at {} in {}: the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", row->rule->rule.name,
-          site_name(*row), phase_name(row->phase), *n.relative_rms, band->low, band->high));
+    const auto complaint = strength_complaint(row->rule->rule, row->dtype, n, {1e-9 / rows, row->strengths});
+    if (complaint)
+      complaints.push_back(fmt::format("rule '{}' at {} in {}: {}", row->rule->rule.name, site_name(*row),
+                                       phase_name(row->phase), *complaint));
   }
   for (const std::string& name : plan.weights().changed_masters())
     complaints.push_back(fmt::format(
@@ -140,7 +133,7 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const std::op
                                     {"layer", place.layer},
                                     {"phase", std::string(phase_name(row->phase))},
                                     {"dtype", std::string(dtype_name(row->dtype))},
-                                    {"device", row->device.str()},
+                                    {"device", row->ledger.device().str()},
                                     {"first_step", row->first_step},
                                     {"first_shape", row->first_shape},
                                     {"strength", row->strength}};

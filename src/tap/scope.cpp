@@ -148,15 +148,6 @@ Location locate() {
   return {place_of_node(*node), Phase::kActorBackward};
 }
 
-void forget_time_lines() {
-  TimeLines& all = time_lines();
-  const std::shared_lock<std::shared_mutex> lock(all.mutex);
-  for (auto& [thread, line] : all.of_thread) {
-    const std::lock_guard<std::mutex> line_lock(line->mutex);
-    line->changes.clear();
-  }
-}
-
 void register_parameter(const at::Tensor& parameter, PlaceId place) {
   const void* address = storage_address(parameter);
   if (address == nullptr) return;
@@ -196,6 +187,13 @@ PlaceId place_of_storage(const at::Tensor& tensor, std::string_view reader) {
     only = owner;
   }
   return only;
+}
+
+Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments) {
+  Location location = locate();
+  for (std::size_t i = 0; location.place == kNowhere && i < arguments.size(); ++i)
+    location.place = place_of_storage(arguments[i], base);
+  return location;
 }
 
 at::Tensor parameter_of_storage(const at::Tensor& tensor) {

@@ -38,10 +38,8 @@ struct Location {
   Phase phase = Phase::kRollout;
 };
 Location locate();  // of what runs on this thread now
-
-// Forgets the time lines: call where no graph of an earlier step is alive (the start of a step). Time lines also drop
-// their older half by themselves when they grow beyond a million entries.
-void forget_time_lines();
+// The same for an operator with these arguments: where no scope tells, a parameter among them does.
+Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments);
 
 // A parameter's storage names a place even where no scope was pushed (compiled or fused modules).
 void register_parameter(const at::Tensor& parameter, PlaceId place);
