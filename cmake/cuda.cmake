@@ -4,6 +4,6 @@ set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake 3.25 does not know nvcc 13
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/numeric/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS src/*/cuda/*.cu)
 add_library(faultline_cuda OBJECT ${cuda_sources})
 target_compile_options(faultline_cuda PRIVATE -fmad=false --expt-relaxed-constexpr -Xcompiler=-Wall,-fPIC -Werror=all-warnings)

@@ -8,4 +8,4 @@ module_sources(record record_sources)
 add_library(faultline_record OBJECT ${record_sources})
 # What a program that uses these modules links: Debian's archives, whole, with their symbols hidden.
 add_library(faultline_third_party INTERFACE)
-target_link_libraries(faultline_third_party INTERFACE ${YAML_STATIC} ${SQLITE_STATIC} m dl Threads::Threads)
+target_link_libraries(faultline_third_party INTERFACE ${YAML_STATIC} ${SQLITE_STATIC} ${PCRE2_STATIC} ${UTF8PROC_STATIC} m dl Threads::Threads)

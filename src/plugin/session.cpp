@@ -202,9 +202,4 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
 
 void faultline_push_scope(uint32_t place) { faultline::push_scope(place); }
 void faultline_pop_scope() { faultline::pop_scope(); }
-void faultline_begin_forward(uint32_t place) {
-  faultline::push_scope(place);
-  const auto location = faultline::locate();
-  const auto plan = faultline::active_plan();
-  if (plan && plan->armed() && location.phase != faultline::Phase::kRecompute) plan->count_forward(location.phase);
-}
+void faultline_begin_forward(uint32_t place) { faultline::begin_forward(place); }

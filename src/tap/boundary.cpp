@@ -114,7 +114,9 @@ void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
   }
 }
 
-at::Tensor boundary(const at::Tensor& x, PlaceId id, Surface surface) {
+namespace {
+
+at::Tensor act_at_boundary(const at::Tensor& x, PlaceId id, Surface surface) {
   const auto plan = active_plan();
   if (!plan || !plan->armed()) return x;
   const Place& place = place_of(id);
@@ -136,5 +138,14 @@ at::Tensor boundary(const at::Tensor& x, PlaceId id, Surface surface) {
   }
   return y;
 }
+
+void count_forward_of_plan(Phase phase) {
+  const auto plan = active_plan();
+  if (plan && plan->armed()) plan->count_forward(phase);
+}
+
+}  // namespace
+
+const SiteListener kPlanListener{act_at_boundary, count_forward_of_plan};
 
 }  // namespace faultline

@@ -1,13 +1,13 @@
 // Boundaries: named tensors of a model (a decoder layer's output, a norm's input) that a rule may fault, with autograd.
-// A model passes such a tensor through boundary(); it returns the tensor itself unless a rule of the active plan means
-// that place and surface.
+// Models call boundary() of site/boundary.h; while a plan is armed, this module answers.
 #pragma once
 
+#include "site/boundary.h"
 #include "tap/plan.h"
 
 namespace faultline {
 
-at::Tensor boundary(const at::Tensor& x, PlaceId place, Surface surface);
+extern const SiteListener kPlanListener;  // acts for the active plan
 
 // Whether any rule of the active plan means this module's surface; for clients that install hooks only where needed.
 bool boundary_is_wanted(const Plan& plan, PlaceId place, Surface surface);

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "numeric/translated.h"
+#include "tap/boundary.h"
 #include "tap/operators.h"
 #include "tap/replacement.h"
 #include "tap/substitution.h"
@@ -233,6 +234,7 @@ void arm(std::shared_ptr<Plan> plan) {
   lost_by_fork = false;
   plan->set_armed(true);
   the_tap.plan.store(std::move(plan));
+  set_site_listener(&kPlanListener);
 }
 
 void disarm() {
@@ -240,6 +242,7 @@ void disarm() {
   const std::lock_guard<std::mutex> lock(the_tap.mutex);
   const std::shared_ptr<Plan> plan = the_tap.plan.load();
   if (!plan) return;
+  set_site_listener(nullptr);
   plan->set_armed(false);
   for (auto& rules : the_tap.rules_of) rules.store(0, std::memory_order_release);
   the_tap.plan.store(nullptr);
@@ -274,6 +277,7 @@ std::vector<std::string> operators_of(const PlanRule& rule) {
 void forget_plan_after_fork() {
   Tap& the_tap = tap();
   if (const auto plan = the_tap.plan.load()) {
+    set_site_listener(nullptr);
     for (auto& rules : the_tap.rules_of) rules.store(0);
     the_tap.plan.store(nullptr);
     lost_by_fork = true;

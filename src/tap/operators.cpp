@@ -302,4 +302,11 @@ std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vec
   throw UsageError(fmt::format("nothing matches operator '{}'{}", pattern, did_you_mean(pattern, candidates)));
 }
 
+Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments) {
+  Location location = locate();
+  for (std::size_t i = 0; location.place == kNowhere && i < arguments.size(); ++i)
+    location.place = place_of_storage(arguments[i], family_of(base) == "embedding");
+  return location;
+}
+
 }  // namespace faultline

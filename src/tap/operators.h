@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "site/scope.h"
+
 namespace faultline {
 
 struct Family {
@@ -46,5 +48,8 @@ Results results_of(const c10::FunctionSchema& schema);
 
 // The defined tensors of a value: itself, or the elements of a list.
 void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors);
+
+// Where an operator with these arguments runs: where no scope tells, a parameter among them does.
+Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments);
 
 }  // namespace faultline

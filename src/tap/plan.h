@@ -22,7 +22,7 @@
 #include "numeric/evidence.h"
 #include "numeric/lower.h"
 #include "numeric/rule.h"
-#include "tap/scope.h"
+#include "site/scope.h"
 
 namespace faultline {
 

@@ -76,7 +76,7 @@ void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& 
       if (weights && (!parameter.defined() || parameter.dim() < 2)) continue;
       if (inputs && parameter.defined()) continue;
       Location at = location;
-      const PlaceId owner = weights ? place_of_storage(argument, base) : kNowhere;
+      const PlaceId owner = weights ? place_of_storage(argument, family_of(base) == "embedding") : kNowhere;
       if (owner != kNowhere) at.place = owner;
       Row& row = plan.row(*rule, target, base, at, surface, argument);
       if (!row.unreached.empty()) {

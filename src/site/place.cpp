@@ -1,4 +1,4 @@
-#include "tap/place.h"
+#include "site/place.h"
 
 #include <algorithm>
 #include <charconv>

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string_view>
 
-#include "tap/place.h"
+#include "site/place.h"
 
 namespace faultline {
 
@@ -38,13 +38,12 @@ struct Location {
   Phase phase = Phase::kRollout;
 };
 Location locate();  // of what runs on this thread now
-// The same for an operator with these arguments: where no scope tells, a parameter among them does.
-Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments);
 
 // A parameter's storage names a place even where no scope was pushed (compiled or fused modules).
 void register_parameter(const at::Tensor& parameter, PlaceId place);
 void forget_parameters();
-PlaceId place_of_storage(const at::Tensor& tensor, std::string_view reader);  // reader: an operator's base name
+// looked_up: by an embedding, which of tied owners is the one that is meant.
+PlaceId place_of_storage(const at::Tensor& tensor, bool looked_up);
 at::Tensor parameter_of_storage(const at::Tensor& tensor);  // undefined: not a registered parameter's storage
 
 }  // namespace faultline

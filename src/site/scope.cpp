@@ -1,4 +1,4 @@
-#include "tap/scope.h"
+#include "site/scope.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
@@ -13,8 +13,6 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
-
-#include "tap/operators.h"
 
 namespace faultline {
 namespace {
@@ -169,7 +167,7 @@ void forget_parameters() {
   all.entries.clear();
 }
 
-PlaceId place_of_storage(const at::Tensor& tensor, std::string_view reader) {
+PlaceId place_of_storage(const at::Tensor& tensor, bool looked_up) {
   const void* address = storage_address(tensor);
   if (address == nullptr) return kNowhere;
   Parameters& all = parameters();
@@ -179,21 +177,13 @@ PlaceId place_of_storage(const at::Tensor& tensor, std::string_view reader) {
   const std::vector<PlaceId>& owners = found->second.owners;
   if (owners.size() == 1) return owners.front();
   // Of tied owners an embedding is the one that is looked up, the others multiply.
-  const bool looks_up = family_of(reader) == "embedding";
   PlaceId only = kNowhere;
   for (const PlaceId owner : owners) {
-    if ((place_of(owner).role == "embedding") != looks_up) continue;
+    if ((place_of(owner).role == "embedding") != looked_up) continue;
     if (only != kNowhere) return kNowhere;
     only = owner;
   }
   return only;
-}
-
-Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments) {
-  Location location = locate();
-  for (std::size_t i = 0; location.place == kNowhere && i < arguments.size(); ++i)
-    location.place = place_of_storage(arguments[i], base);
-  return location;
 }
 
 at::Tensor parameter_of_storage(const at::Tensor& tensor) {

@@ -1,0 +1,50 @@
+// GGUF: keys with typed values, then tensors in blocks. This file reads the container: every length, count, offset and
+// type is checked against the file's size before it is used. What the blocks hold is in gguf_blocks.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace faultline {
+
+// Integers of all widths are int64 (an unsigned one beyond that is refused), floats are double. Arrays are flat.
+using GgufValue = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>,
+                               std::vector<bool>, std::vector<std::string>>;
+
+struct GgufTensor {
+  std::vector<int64_t> sizes;  // slowest first, as torch has them
+  uint32_t type = 0;
+  std::span<const std::byte> bytes;
+};
+
+class GgufFile {
+ public:
+  explicit GgufFile(const std::filesystem::path& path);  // memory-mapped; UsageError where it is damaged
+  ~GgufFile();
+  GgufFile(const GgufFile&) = delete;
+  GgufFile& operator=(const GgufFile&) = delete;
+
+  const std::filesystem::path& path() const;
+  const std::map<std::string, GgufValue>& values() const;
+  const std::map<std::string, GgufTensor>& tensors() const;
+
+  // A value that must be there with this type; UsageError naming file and key otherwise.
+  int64_t integer(const std::string& key) const;
+  double number(const std::string& key) const;
+  const std::string& text(const std::string& key) const;
+  const std::vector<std::string>& texts(const std::string& key) const;
+  const GgufValue* find(const std::string& key) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace faultline

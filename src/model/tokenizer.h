@@ -1,0 +1,69 @@
+// Byte-level BPE as Hugging Face's tokenizers have it: an optional normalisation, a pattern that cuts text into words,
+// merges by rank within each word; added tokens are cut out first. From tokenizer.json or from a GGUF file's values.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace faultline {
+
+class GgufFile;
+
+struct Message {
+  std::string role;  // system, user, assistant
+  std::string content;
+};
+
+class Tokenizer {
+ public:
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  // tokenizer.json, with tokenizer_config.json, chat_template.jinja and generation_config.json beside it where they
+  // exist.
+  static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
+  static Tokenizer from_gguf(const GgufFile& file);
+
+  // Text -> ids; added tokens in the text are recognised (parse_special). Bytes that are not UTF-8 are encoded as the
+  // bytes they are, each run of them apart, and decode to themselves.
+  std::vector<int64_t> encode(std::string_view text, bool parse_special = true) const;
+  // Ids -> bytes, exactly; skip_special leaves special tokens out. Ids outside the vocabulary: UsageError.
+  std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
+  const std::string& bytes_of(int64_t id) const;
+
+  int64_t vocabulary_size() const;  // one more than the largest id
+  std::optional<int64_t> id_of(
+      std::string_view token) const;        // of an added token or a vocabulary entry as it is written
+  std::vector<int64_t> end_tokens() const;  // where generation stops: eos and the chat template's end of turn
+
+  bool has_chat_template() const;
+  // The ChatML text of a conversation, the default system message included where the template has one; ends with the
+  // assistant's opening if add_generation_prompt. UsageError naming the template where it is not of the ChatML kind.
+  std::string render_chat(std::span<const Message> messages, bool add_generation_prompt) const;
+
+ private:
+  struct State;
+  explicit Tokenizer(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// Ids one after another -> text that never ends inside a UTF-8 character.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  std::string push(int64_t id);  // what can be shown now; special tokens give nothing
+  std::string finish();          // what is left; incomplete bytes become U+FFFD
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string pending_;
+};
+
+}  // namespace faultline
