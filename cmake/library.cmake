@@ -17,7 +17,7 @@ foreach(isa portable avx2 avx512)
   list(APPEND kernel_objects $<TARGET_OBJECTS:faultline_cpu_${isa}>)
 endforeach()
 
-foreach(module site numeric tap aqn race triage model task train experiment diagnose report recipe plugin)
+foreach(module site numeric tap aqn race triage model task lab train experiment diagnose report recipe plugin)
   module_sources(${module} module_files)
   list(APPEND library_sources ${module_files})
 endforeach()

@@ -21,7 +21,7 @@ namespace {
 struct Session {
   std::mutex mutex;
   std::shared_ptr<Plan> plan;
-  std::optional<Census> census;
+  Censuses census;  // of a whole forward; empty: none was taken
 };
 Session& session() {
   static auto* the_session = new Session;
@@ -70,7 +70,7 @@ void op_count_forwards(const std::string& phase, int64_t count) {
   translated([&] {
     const auto found = phase_by_name(phase);
     if (!found) throw UsageError("unknown phase '" + phase + "'");
-    for (int64_t i = 0; i < count; ++i) plan_or_throw()->count_forward(*found);
+    plan_or_throw()->count_forwards(*found, ForwardKind::kWhole, count);
   });
 }
 void op_set_phase(const std::string& phase) {
@@ -120,24 +120,27 @@ void op_check_modules(at::ArrayRef<std::string> paths) {
 void op_census_begin() { begin_census(); }
 std::string op_census_end(bool keep) {
   const Census census = end_census();
-  if (keep) session().census = census;
+  if (keep) session().census = {{ForwardKind::kWhole, census}};
   return to_json(census).dump();
 }
 
 std::string op_plan_predict() {
   return translated([] {
     const auto plan = plan_or_throw();
-    if (!session().census)
+    if (session().census.empty())
       throw UsageError("a prediction needs a census: run the model once under census_begin … census_end");
+    check_reached(*plan, session().census);
     auto json = nlohmann::ordered_json::array();
-    for (const Prediction& prediction : predict(*plan, *session().census)) {
+    for (const Prediction& prediction : predict(*plan, session().census.at(ForwardKind::kWhole))) {
       auto calls = nlohmann::ordered_json::object();
       for (int p = 0; p < kPhases; ++p) {
         if (prediction.calls[p] > 0) calls[std::string(phase_name(static_cast<Phase>(p)))] = prediction.calls[p];
       }
       json.push_back({{"rule", prediction.rule->rule.name}, {"sites", prediction.sites}, {"calls_per_forward", calls}});
     }
-    return nlohmann::ordered_json({{"rules", json}, {"coverage", coverage(*plan, *session().census)}}).dump();
+    return nlohmann::ordered_json(
+               {{"rules", json}, {"coverage", coverage(*plan, session().census.at(ForwardKind::kWhole))}})
+        .dump();
   });
 }
 
@@ -145,7 +148,7 @@ std::string op_plan_predict() {
 std::string op_plan_report(bool counts) {
   return translated([&] {
     const auto plan = plan_or_throw();
-    const Verdict verdict = judge(*plan, counts ? session().census : std::nullopt);
+    const Verdict verdict = judge(*plan, counts ? session().census : Censuses{});
     nlohmann::ordered_json json = to_json(*plan, verdict, session().census);
     json["log"] = log_lines(*plan, verdict);
     return json.dump();

@@ -10,19 +10,31 @@
 
 namespace faultline {
 
+// Forwards of one model that do not run the same operators: a prefill has no head, a decoding attends to a cache.
+enum class ForwardKind : uint8_t { kWhole, kPrefill, kDecode };
+inline constexpr int kForwardKinds = 3;
+
 struct SiteListener {
   at::Tensor (*boundary)(const at::Tensor& x, PlaceId place, Surface surface);
-  void (*forward)(Phase phase);
+  bool (*wants)(PlaceId place, Surface surface);  // whether any rule means that place and surface
+  void (*forwards)(Phase phase, ForwardKind kind, int64_t count);
 };
 void set_site_listener(const SiteListener* listener);  // lives as long as the process; null: nobody
+uint64_t
+site_listener_changes();  // how often it was set: what was captured under another listener must be captured anew
 
 // x itself unless a rule of the armed plan means that place and surface.
 at::Tensor boundary(const at::Tensor& x, PlaceId place, Surface surface);
+// Whether it would be another tensor. A model may fuse what nobody looks at.
+bool boundary_is_wanted(PlaceId place, Surface surface);
 
-void begin_forward(PlaceId root);  // push_scope of the whole model; told to the listener
+// push_scope of the whole model; told to the listener.
+void begin_forward(PlaceId root, ForwardKind kind = ForwardKind::kWhole);
+void count_forwards(ForwardKind kind,
+                    int64_t count);  // more forwards of the present phase, as replays of a captured graph are
 class ForwardScope {
  public:
-  explicit ForwardScope(PlaceId root) { begin_forward(root); }
+  explicit ForwardScope(PlaceId root, ForwardKind kind = ForwardKind::kWhole) { begin_forward(root, kind); }
   ~ForwardScope() { pop_scope(); }
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;

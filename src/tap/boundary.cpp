@@ -84,7 +84,10 @@ at::Tensor pass_through(const std::shared_ptr<Plan>& plan, Row& row, const at::T
 bool boundary_is_wanted(const Plan& plan, PlaceId id, Surface surface) {
   const Place& place = place_of(id);
   for (const auto& rule : plan.rules()) {
-    if (means(*rule, place, surface) && rule_means_layer(*rule->rule.where, place)) return true;
+    const Selector& where = *rule->rule.where;
+    if (!rule_means_layer(where, place)) continue;
+    // A weight's own surface is reached through the operators that read it, whichever way the rule names them.
+    if (surface == Surface::kWeight ? where.surface == Surface::kWeight : means(*rule, place, surface)) return true;
   }
   return false;
 }
@@ -139,13 +142,18 @@ at::Tensor act_at_boundary(const at::Tensor& x, PlaceId id, Surface surface) {
   return y;
 }
 
-void count_forward_of_plan(Phase phase) {
+bool plan_wants(PlaceId place, Surface surface) {
   const auto plan = active_plan();
-  if (plan && plan->armed()) plan->count_forward(phase);
+  return plan && plan->armed() && boundary_is_wanted(*plan, place, surface);
+}
+
+void count_forwards_of_plan(Phase phase, ForwardKind kind, int64_t count) {
+  const auto plan = active_plan();
+  if (plan && plan->armed()) plan->count_forwards(phase, kind, count);
 }
 
 }  // namespace
 
-const SiteListener kPlanListener{act_at_boundary, count_forward_of_plan};
+const SiteListener kPlanListener{act_at_boundary, plan_wants, count_forwards_of_plan};
 
 }  // namespace faultline

@@ -168,29 +168,40 @@ std::vector<Prediction> predict(const Plan& plan, const Census& census) {
   const auto operators = operators_of_rules(plan);
   std::vector<Prediction> predictions;
   for (const auto& rule : plan.rules()) {
-    Prediction prediction{rule.get(), 0, {}};
-    std::map<std::string, int64_t> reasons;
+    Prediction prediction{rule.get(), 0, {}, {}};
     for (const CensusEntry& entry : census) {
       const std::string reason = why_not(plan, *rule, operators[rule->index], entry);
       if (!reason.empty()) {
-        reasons[reason] += entry.calls;
+        prediction.unreached[reason] += entry.calls;
         continue;
       }
       prediction.sites += 1;
       prediction.calls[static_cast<std::size_t>(entry.phase)] += entry.calls;
     }
-    const Selector& where = *rule->rule.where;
-    if (prediction.sites == 0 && !where.operator_pattern.empty()) {
-      std::set<std::string> ran;
-      for (const CensusEntry& entry : census) ran.insert(std::string(base_name(entry.name)));
-      throw UsageError(
-          fmt::format("rule '{}': operator '{}' matches nothing that ran ({}){}", rule->rule.name,
-                      where.operator_pattern, reasons.empty() ? "nothing ran" : reasons_text(reasons),
-                      did_you_mean(where.operator_pattern, std::vector<std::string>(ran.begin(), ran.end()))));
-    }
     predictions.push_back(prediction);
   }
   return predictions;
+}
+
+void check_reached(const Plan& plan, const Censuses& censuses) {
+  std::vector<Prediction> all(plan.rules().size());
+  std::set<std::string> ran;
+  for (const auto& [kind, census] : censuses) {
+    for (const CensusEntry& entry : census) ran.insert(std::string(base_name(entry.name)));
+    for (const Prediction& prediction : predict(plan, census)) {
+      Prediction& sum = all[prediction.rule->index];
+      sum.sites += prediction.sites;
+      for (const auto& [reason, calls] : prediction.unreached) sum.unreached[reason] += calls;
+    }
+  }
+  for (const auto& rule : plan.rules()) {
+    const std::string& pattern = rule->rule.where->operator_pattern;
+    const Prediction& sum = all[rule->index];
+    if (sum.sites > 0 || pattern.empty()) continue;
+    throw UsageError(fmt::format("rule '{}': operator '{}' matches nothing that ran ({}){}", rule->rule.name, pattern,
+                                 sum.unreached.empty() ? "nothing ran" : reasons_text(sum.unreached),
+                                 did_you_mean(pattern, std::vector<std::string>(ran.begin(), ran.end()))));
+  }
 }
 
 nlohmann::ordered_json coverage(const Plan& plan, const Census& census) {

@@ -22,6 +22,7 @@ struct CensusEntry {
   std::string shapes;  // of the first call's tensors
 };
 using Census = std::vector<CensusEntry>;
+using Censuses = std::map<ForwardKind, Census>;  // of one forward of each kind
 
 void begin_census();  // counts what this thread runs from now on, and the backward threads it starts
 Census end_census();
@@ -34,10 +35,12 @@ std::string reasons_text(const std::map<std::string, int64_t>& calls_by_reason);
 struct Prediction {
   const PlanRule* rule;
   int64_t sites = 0;
-  int64_t calls[kPhases] = {};  // per forward
+  int64_t calls[kPhases] = {};               // per forward
+  std::map<std::string, int64_t> unreached;  // why calls are not: how many
 };
-// Throws UsageError where a rule matches nothing of the census, with the nearest names.
 std::vector<Prediction> predict(const Plan& plan, const Census& census);
+// Throws UsageError where a rule matches nothing of any census, with the nearest names.
+void check_reached(const Plan& plan, const Censuses& censuses);
 
 // Share of operators, FLOPs and bytes that the plan reaches in each phase, and what it does not and why.
 nlohmann::ordered_json coverage(const Plan& plan, const Census& census);

@@ -22,7 +22,7 @@
 #include "numeric/evidence.h"
 #include "numeric/lower.h"
 #include "numeric/rule.h"
-#include "site/scope.h"
+#include "site/boundary.h"
 
 namespace faultline {
 
@@ -93,8 +93,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
   void act(Row& row, const at::Tensor& x, const at::Tensor& replacement = {});
 
   // A forward of the whole model began (the root scope); expected counts are per forward.
-  void count_forward(Phase phase) { forwards_[static_cast<std::size_t>(phase)] += 1; }
-  int64_t forwards(Phase phase) const { return forwards_[static_cast<std::size_t>(phase)]; }
+  void count_forwards(Phase phase, ForwardKind kind, int64_t count) { forwards_[forward_index(phase, kind)] += count; }
+  int64_t forwards(Phase phase, ForwardKind kind) const { return forwards_[forward_index(phase, kind)]; }
 
   struct Evidence {
     const Row* row;
@@ -118,7 +118,10 @@ class Plan : public std::enable_shared_from_this<Plan> {
   uint64_t generation_;
   std::atomic<bool> armed_{false};
   int64_t step_ = 0;
-  std::array<std::atomic<int64_t>, kPhases> forwards_{};
+  static std::size_t forward_index(Phase phase, ForwardKind kind) {
+    return static_cast<std::size_t>(phase) * kForwardKinds + static_cast<std::size_t>(kind);
+  }
+  std::array<std::atomic<int64_t>, kPhases * kForwardKinds> forwards_{};
   std::shared_mutex mutex_;
   std::unordered_map<uint64_t, Row*> by_key_;
   std::vector<std::unique_ptr<Row>> rows_;

@@ -42,31 +42,38 @@ std::string why_never(const Plan& plan, const PlanRule& rule) {
   return reasons_text(reasons);
 }
 
-void judge_counts(const Plan& plan, const Census& census, const std::vector<Plan::Evidence>& evidence,
+void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
                   std::vector<std::string>& complaints) {
-  for (const Prediction& prediction : predict(plan, census)) {
-    if (prediction.rule->rule.where->operator_pattern.empty() ||
-        prediction.rule->rule.where->surface != Surface::kOutput)
-      continue;
-    for (int p = 0; p < kPhases; ++p) {
-      const auto phase = static_cast<Phase>(p);
-      const Phase forward = phase == Phase::kActorBackward || phase == Phase::kRecompute ? Phase::kActorForward : phase;
-      const int64_t expected = prediction.calls[p] * plan.forwards(forward);
-      double counted = 0;
-      for (const auto& [row, n] : evidence) {
-        if (row->rule == prediction.rule && row->phase == phase) counted += n.calls;
+  std::map<std::pair<const PlanRule*, Phase>, std::pair<int64_t, int64_t>> expected;  // calls, forwards
+  for (const auto& [kind, census] : censuses) {
+    for (const Prediction& prediction : predict(plan, census)) {
+      const Selector& where = *prediction.rule->rule.where;
+      if (where.operator_pattern.empty() || where.surface != Surface::kOutput) continue;
+      for (int p = 0; p < kPhases; ++p) {
+        const auto phase = static_cast<Phase>(p);
+        const bool backward = phase == Phase::kActorBackward || phase == Phase::kRecompute;
+        const int64_t forwards = plan.forwards(backward ? Phase::kActorForward : phase, kind);
+        auto& [calls, all_forwards] = expected[{prediction.rule, phase}];
+        calls += prediction.calls[p] * forwards, all_forwards += forwards;
       }
-      if (plan.forwards(forward) > 0 && counted != static_cast<double>(expected))
-        complaints.push_back(fmt::format("rule '{}': {} calls in {} where {} forwards of {} calls make {}",
-                                         prediction.rule->rule.name, counted, phase_name(phase), plan.forwards(forward),
-                                         prediction.calls[p], expected));
     }
+  }
+  for (const auto& [key, counts] : expected) {
+    const auto& [rule, phase] = key;
+    const auto& [calls, forwards] = counts;
+    double counted = 0;
+    for (const auto& [row, n] : evidence) {
+      if (row->rule == rule && row->phase == phase) counted += n.calls;
+    }
+    if (forwards > 0 && counted != static_cast<double>(calls))
+      complaints.push_back(fmt::format("rule '{}': {} calls in {} where {} forwards make {}", rule->rule.name, counted,
+                                       phase_name(phase), forwards, calls));
   }
 }
 
 }  // namespace
 
-Verdict judge(Plan& plan, const std::optional<Census>& census) {
+Verdict judge(Plan& plan, const Censuses& censuses) {
   Verdict verdict;
   verdict.evidence = plan.read_evidence();
   auto& complaints = verdict.complaints;
@@ -95,11 +102,11 @@ Verdict judge(Plan& plan, const std::optional<Census>& census) {
         "the weight of {} changed while a faulted copy of it was in use; call weights_changed() after updates "
         "that bypass autograd (p.data.copy_)",
         name));
-  if (census) judge_counts(plan, *census, verdict.evidence, complaints);
+  judge_counts(plan, censuses, verdict.evidence, complaints);
   return verdict;
 }
 
-nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const std::optional<Census>& census) {
+nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuses& censuses) {
   nlohmann::ordered_json json = {{"seed", plan.settings().seed}, {"step", plan.step()}};
   auto rules = nlohmann::ordered_json::array();
   for (const auto& rule : plan.rules()) {
@@ -144,11 +151,19 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const std::op
   json["rows"] = rows;
   auto forwards = nlohmann::ordered_json::object();
   for (int p = 0; p < kPhases; ++p) {
-    if (plan.forwards(static_cast<Phase>(p)) > 0)
-      forwards[std::string(phase_name(static_cast<Phase>(p)))] = plan.forwards(static_cast<Phase>(p));
+    int64_t count = 0;
+    for (int k = 0; k < kForwardKinds; ++k) count += plan.forwards(static_cast<Phase>(p), static_cast<ForwardKind>(k));
+    if (count > 0) forwards[std::string(phase_name(static_cast<Phase>(p)))] = count;
   }
   json["forwards"] = forwards;
-  if (census) json["coverage"] = coverage(plan, *census);
+  constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode"};
+  for (const auto& [kind, census] : censuses) {
+    // Clients know one kind of forward; ours tells them apart.
+    if (censuses.size() == 1)
+      json["coverage"] = coverage(plan, census);
+    else
+      json["coverage"][kKindNames[static_cast<std::size_t>(kind)]] = coverage(plan, census);
+  }
   json["complaints"] = verdict.complaints;
   return json;
 }

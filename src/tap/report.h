@@ -16,11 +16,10 @@ struct Verdict {
   std::vector<std::string> complaints;
 };
 
-// census: of one forward, to hold call counts against calls x forwards; nothing: counts are held against what the host
-// issued.
-Verdict judge(Plan& plan, const std::optional<Census>& census);
+// censuses: to hold call counts against calls x forwards; empty: counts are held against what the host issued.
+Verdict judge(Plan& plan, const Censuses& censuses);
 
-nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const std::optional<Census>& census);
+nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuses& censuses);
 
 // The lines people look for in logs: "[fault npu_noise] registered 56 sites …", "[fault npu_noise] first injection …".
 std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict);

@@ -7,6 +7,7 @@
 
 #include "numeric/apply.h"
 #include "tap/boundary.h"
+#include "tap/operators.h"
 
 namespace faultline {
 namespace {

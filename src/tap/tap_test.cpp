@@ -191,10 +191,10 @@ TEST(Tap, FailsARunWhoseCallsAreNotTheCensusTimesTheForwards) {
   (void)a.mm(b);
   const Census census = end_census();
   const Armed armed(plan);
-  for (int i = 0; i < 3; ++i) armed->count_forward(Phase::kActorForward), (void)a.mm(b);
-  EXPECT_TRUE(judge(*armed, census).complaints.empty());
+  for (int i = 0; i < 3; ++i) armed->count_forwards(Phase::kActorForward, ForwardKind::kWhole, 1), (void)a.mm(b);
+  EXPECT_TRUE(judge(*armed, {{ForwardKind::kWhole, census}}).complaints.empty());
   (void)a.mm(b);
-  ASSERT_FALSE(judge(*armed, census).complaints.empty());
+  ASSERT_FALSE(judge(*armed, {{ForwardKind::kWhole, census}}).complaints.empty());
 }
 
 TEST(Tap, RefusesPlansThatCannotWork) {

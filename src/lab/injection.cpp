@@ -1,0 +1,139 @@
+#include "lab/injection.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "tap/boundary.h"
+#include "tap/operator_tap.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kProbeTokens = 16;
+
+at::Tensor probe_tokens(const CausalLm& model, int64_t rows) {
+  const at::Tensor tokens = at::arange(rows * kProbeTokens, at::TensorOptions(at::kLong)) % model.config().vocabulary;
+  return tokens.reshape({rows, kProbeTokens}).to(model.device());
+}
+
+Census census_of(const std::function<void()>& run) {
+  begin_census();
+  try {
+    run();
+  } catch (...) {
+    end_census();
+    throw;
+  }
+  return end_census();
+}
+
+constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode"};
+
+}  // namespace
+
+Censuses take_censuses(const CausalLm& model, Phase phase, int64_t rows) {
+  const at::NoGradGuard no_gradients;
+  const PhaseGuard guard(phase);
+  const at::Tensor tokens = probe_tokens(model, rows);
+  KvCache cache(model.config(), rows, kProbeTokens + 1, model.options());
+  const at::TensorOptions int64 = tokens.options();
+  const at::Tensor lengths = at::full({rows}, kProbeTokens, int64), all_rows = at::arange(rows, int64);
+  Censuses censuses;
+  censuses[ForwardKind::kWhole] = census_of([&] { model.logits(model.hidden_states(tokens)); });
+  censuses[ForwardKind::kPrefill] = census_of([&] { model.prefill(tokens, lengths, all_rows, cache); });
+  censuses[ForwardKind::kDecode] = census_of([&] { model.decode(tokens.select(1, 0).contiguous(), lengths, cache); });
+  return censuses;
+}
+
+Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, int64_t rows)
+    : rules_(std::move(rules)), settings_(std::move(settings)), model_(model), phase_(phase) {
+  settings_.layer_count = model.config().layers;
+  plan_ = make_plan();
+  check_modules(*plan_, model.module_paths());
+  censuses_ = take_censuses(model, phase, rows);
+  check_reached(*plan_, censuses_);
+}
+
+Injection::~Injection() { disarm(); }
+
+std::shared_ptr<Plan> Injection::make_plan() const { return std::make_shared<Plan>(rules_, settings_); }
+
+at::Tensor Injection::probe() const {
+  const at::NoGradGuard no_gradients;
+  const PhaseGuard guard(phase_);
+  return model_.logits(model_.hidden_states(probe_tokens(model_, 1)));
+}
+
+void Injection::self_check() {
+  const at::Tensor clean = probe();
+  if (!probe().equal(clean))
+    throw EvidenceError("A/A: two forwards without faults differ; a comparison would measure chance");
+  Plan& real = *plan_;
+  std::vector<Rule> asleep = rules_;
+  bool visible = false;
+  for (Rule& rule : asleep) {
+    rule.lifetime = {Lifetime::kTransient, 0, 0, 0};
+    visible |= !rule.expect_invisible;
+  }
+  const auto under = [&](std::shared_ptr<Plan> plan) {
+    faultline::arm(std::move(plan));
+    at::Tensor result;
+    try {
+      result = probe();
+    } catch (...) {
+      faultline::disarm();
+      throw;
+    }
+    faultline::disarm();
+    return result;
+  };
+  if (!under(std::make_shared<Plan>(std::move(asleep), settings_)).equal(clean))
+    throw EvidenceError("A/A: a plan that is armed but never active changes the model's output");
+  const bool in_phase = std::any_of(real.rules().begin(), real.rules().end(), [&](const auto& rule) {
+    return rule->phases.test(static_cast<std::size_t>(phase_));
+  });
+  if (visible && in_phase && under(make_plan()).equal(clean))
+    throw EvidenceError(fmt::format("canary: the armed plan does not change one bit of the model's output in phase {}",
+                                    phase_name(phase_)));
+}
+
+void Injection::arm() {
+  if (armed_) return;
+  faultline::arm(plan_);
+  armed_ = true;
+}
+
+void Injection::disarm() {
+  if (!armed_) return;
+  faultline::disarm();
+  armed_ = false;
+}
+
+nlohmann::ordered_json Injection::prediction() const {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& [kind, census] : censuses_) {
+    auto rules = nlohmann::ordered_json::array();
+    for (const Prediction& prediction : predict(*plan_, census)) {
+      int64_t calls = 0;
+      for (const int64_t n : prediction.calls) calls += n;
+      rules.push_back({{"rule", prediction.rule->rule.name}, {"sites", prediction.sites}, {"calls", calls}});
+    }
+    json[kKindNames[static_cast<std::size_t>(kind)]] = rules;
+  }
+  return json;
+}
+
+Injection::Proof Injection::finish() {
+  disarm();
+  const Verdict verdict = judge(*plan_, censuses_);
+  Proof proof{verdict.complaints, log_lines(*plan_, verdict), to_json(*plan_, verdict, censuses_)};
+  return proof;
+}
+
+}  // namespace faultline

@@ -1,0 +1,31 @@
+#include "lab/loaded_model.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "model/gguf.h"
+
+namespace faultline {
+
+Tokenizer load_tokenizer(const std::filesystem::path& model) {
+  if (!std::filesystem::is_directory(model)) return Tokenizer::from_gguf(GgufFile(model));
+  const std::filesystem::path file = model / "tokenizer.json";
+  if (!std::filesystem::exists(file))
+    throw UsageError(fmt::format("{} has no tokenizer.json; copy it from the model's origin", model.string()));
+  return Tokenizer::from_file(file);
+}
+
+LoadedModel load_model(const std::string& name, const LoadOptions& options) {
+  const std::unique_ptr<Checkpoint> checkpoint = open_checkpoint(name);
+  LoadedModel loaded{checkpoint->path(), nullptr, load_tokenizer(checkpoint->path())};
+  const int64_t known = loaded.tokenizer.vocabulary_size(), rows = checkpoint->config().vocabulary;
+  if (known > rows)
+    throw UsageError(
+        fmt::format("{}: the tokenizer knows {} tokens, the embedding only {}; they belong to different models",
+                    loaded.path.string(), known, rows));
+  loaded.model = std::make_unique<CausalLm>(*checkpoint, options.dtype, options.device, options.progress);
+  if (options.pack) loaded.model->pack();
+  return loaded;
+}
+
+}  // namespace faultline

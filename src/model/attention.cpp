@@ -1,0 +1,100 @@
+#include "model/attention.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/where.h>
+
+#include <cmath>
+
+#include "model/ops.h"
+#include "site/boundary.h"
+
+namespace faultline {
+namespace {
+
+// Llama 3: long waves are slowed by the factor, short ones kept, those between blended.
+at::Tensor llama3_frequencies(const at::Tensor& frequencies, const RopeScaling& scaling) {
+  const double original = static_cast<double>(scaling.original_context);
+  const at::Tensor wave = 2 * M_PI / frequencies;
+  const at::Tensor slow = frequencies / scaling.factor;
+  const at::Tensor smooth =
+      (original / wave - scaling.low_frequency_factor) / (scaling.high_frequency_factor - scaling.low_frequency_factor);
+  const at::Tensor blended = (1 - smooth) * slow + smooth * frequencies;
+  const at::Tensor is_long = wave > original / scaling.low_frequency_factor;
+  const at::Tensor is_short = wave < original / scaling.high_frequency_factor;
+  return at::where(is_long, slow, at::where(is_short, frequencies, blended));
+}
+
+struct Projected {
+  at::Tensor query, key, value;  // (N, heads * head size), views of one tensor where that is possible
+};
+
+Projected project(const Attention& attention, const at::Tensor& x, const Sight& sight) {
+  const int64_t query = attention.heads * attention.head_size, key = attention.kv_heads * attention.head_size;
+  at::Tensor qkv = attention.qkv(x);
+  const auto rotated = [&](const at::Tensor& states, int64_t heads) {
+    return ops::rotary(states, sight.positions, sight.rotary->cos, sight.rotary->sin, heads);
+  };
+  if (!attention.query_norm.weight.defined()) {
+    qkv = rotated(qkv, attention.heads + attention.kv_heads);
+    return {qkv.narrow(1, 0, query), qkv.narrow(1, query, key), qkv.narrow(1, query + key, key)};
+  }
+  const auto normed = [&](int64_t first, int64_t size, int64_t heads, const Norm& norm) {
+    const at::Tensor states = qkv.narrow(1, first, size).reshape({-1, heads, attention.head_size});
+    return rotated(norm(states).reshape({-1, size}), heads);
+  };
+  return {normed(0, query, attention.heads, attention.query_norm),
+          normed(query, key, attention.kv_heads, attention.key_norm), qkv.narrow(1, query + key, key)};
+}
+
+// Whole rows: causal attention within each.
+at::Tensor attend_rows(const Attention& attention, const Projected& projected, int64_t rows) {
+  const auto by_head = [&](const at::Tensor& states, int64_t heads) {
+    return states.reshape({rows, -1, heads, attention.head_size}).transpose(1, 2);
+  };
+  const int64_t group = attention.heads / attention.kv_heads;
+  const auto shared = [&](const at::Tensor& states) {  // each key/value head serves a group of query heads
+    const at::Tensor split = by_head(states, attention.kv_heads);
+    return group == 1 ? split : split.repeat_interleave(group, 1);
+  };
+  const at::Tensor mixed =
+      at::scaled_dot_product_attention(by_head(projected.query, attention.heads), shared(projected.key),
+                                       shared(projected.value), {}, 0.0, /*is_causal=*/true);
+  return mixed.transpose(1, 2).reshape({-1, attention.heads * attention.head_size});
+}
+
+}  // namespace
+
+RotaryTable make_rotary_table(const ModelConfig& config, int64_t positions, const at::Device& device) {
+  const auto fp32 = at::TensorOptions(at::kFloat);
+  const at::Tensor exponents = at::arange(0, config.head_size, 2, fp32) / static_cast<double>(config.head_size);
+  at::Tensor frequencies = 1.0 / at::pow(config.rope_theta, exponents);
+  if (config.rope_scaling.kind == RopeScaling::Kind::kLinear) frequencies = frequencies / config.rope_scaling.factor;
+  if (config.rope_scaling.kind == RopeScaling::Kind::kLlama3)
+    frequencies = llama3_frequencies(frequencies, config.rope_scaling);
+  const at::Tensor angles = at::arange(positions, fp32).unsqueeze(1) * frequencies.unsqueeze(0);
+  return {angles.cos().to(device), angles.sin().to(device)};
+}
+
+at::Tensor Attention::operator()(const at::Tensor& x, const Sight& sight, int64_t layer) const {
+  const Scope scope(place);
+  const Projected projected = project(*this, boundary(x, place, Surface::kInput), sight);
+  if (sight.cache != nullptr) {
+    KvCache::Layer& kept = sight.cache->layers[static_cast<std::size_t>(layer)];
+    ops::store_kv_(kept.keys, kept.values, projected.key, projected.value, sight.cache_rows, sight.cache_positions);
+  }
+  at::Tensor mixed;
+  if (sight.lengths.defined()) {
+    const KvCache::Layer& kept = sight.cache->layers[static_cast<std::size_t>(layer)];
+    mixed = ops::attend_cached(projected.query, kept.keys, kept.values, sight.lengths,
+                               1 / std::sqrt(static_cast<double>(head_size)));
+  } else {
+    mixed = attend_rows(*this, projected, sight.rows);
+  }
+  return boundary(output(mixed), place, Surface::kOutput);
+}
+
+}  // namespace faultline

@@ -1,0 +1,183 @@
+#include "model/causal_lm.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/where.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "model/build.h"
+#include "site/boundary.h"
+
+namespace faultline {
+
+CausalLm::CausalLm(const Checkpoint& checkpoint, at::ScalarType dtype, const at::Device& device,
+                   const std::function<void(double)>& progress)
+    : CausalLm(checkpoint.config(), stored_weights(checkpoint, progress), dtype, device) {}
+
+CausalLm::CausalLm(const ModelConfig& config, uint64_t seed, at::ScalarType dtype, const at::Device& device)
+    : CausalLm(config, random_weights(seed, device), dtype, device) {}
+
+CausalLm::CausalLm(const ModelConfig& config, const WeightSource& source, at::ScalarType dtype,
+                   const at::Device& device)
+    : config_(config), root_(place_id("model")), embedding_place_(place_id("model.embed_tokens")) {
+  const Builder build{config, source, dtype, device};
+  embedding_ = build.weight("model.embed_tokens.weight", {config.vocabulary, config.hidden});
+  for (int64_t i = 0; i < config.layers; ++i) layers_.push_back(build.layer(i));
+  final_norm_ = build.norm("model.norm", config.hidden);
+  if (config.tied_output) {
+    head_.place = place_id("lm_head");
+    head_.weight = embedding_;
+  } else {
+    head_ = build.linear("lm_head", {}, {config.vocabulary}, config.hidden, /*bias=*/false);
+  }
+  for (const Parameter& parameter : parameters()) register_parameter(*parameter.tensor, parameter.place);
+  if (config.tied_output) register_parameter(embedding_, head_.place);
+}
+
+at::Tensor CausalLm::forward(const at::Tensor& tokens, const Sight& sight, ForwardKind kind) const {
+  const ForwardScope root(root_, kind);
+  at::Tensor start;  // (N, hidden)
+  {
+    const Scope scope(embedding_place_);
+    start = boundary(at::embedding(embedding_, tokens), embedding_place_, Surface::kOutput);
+  }
+  ResidualStream stream(std::move(start));
+  for (int64_t i = 0; i < config_.layers; ++i) {
+    const Layer& layer = layers_[static_cast<std::size_t>(i)];
+    const Scope scope(layer.place);
+    if (boundary_is_wanted(layer.place, Surface::kInput))
+      stream.sum() = boundary(stream.sum(), layer.place, Surface::kInput);
+    stream.add(layer.attention(stream.normed(layer.input_norm), sight, i));
+    const at::Tensor normed = stream.normed(layer.post_attention_norm);
+    stream.add(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp));
+    if (boundary_is_wanted(layer.place, Surface::kOutput))
+      stream.sum() = boundary(stream.sum(), layer.place, Surface::kOutput);
+  }
+  return stream.normed(final_norm_);
+}
+
+at::Tensor CausalLm::hidden_states(const at::Tensor& tokens) const {
+  const int64_t length = tokens.size(1);
+  ensure_positions(length);
+  Sight sight;
+  sight.positions = at::arange(length, tokens.options()).repeat({tokens.size(0)});
+  sight.rows = tokens.size(0);
+  sight.rotary = &rotary_;
+  return forward(tokens.reshape(-1), sight, ForwardKind::kWhole);
+}
+
+at::Tensor CausalLm::logits(const at::Tensor& hidden) const { return head_(hidden); }
+
+void CausalLm::prefill(const at::Tensor& tokens, const at::Tensor& lengths, const at::Tensor& rows,
+                       KvCache& cache) const {
+  const int64_t count = tokens.size(0), length = tokens.size(1);
+  ensure_positions(cache.context);
+  Sight sight;
+  const at::Tensor positions = at::arange(length, tokens.options()).expand({count, length});
+  sight.positions = positions.reshape(-1);
+  sight.rows = count;
+  sight.cache = &cache;
+  sight.cache_rows = rows.unsqueeze(1).expand({count, length}).reshape(-1);
+  sight.cache_positions = at::where(positions < lengths.unsqueeze(1), positions, -1).reshape(-1);
+  sight.rotary = &rotary_;
+  forward(tokens.reshape(-1), sight, ForwardKind::kPrefill);
+}
+
+at::Tensor CausalLm::decode(const at::Tensor& tokens, const at::Tensor& positions, KvCache& cache) const {
+  ensure_positions(cache.context);
+  Sight sight;
+  sight.positions = positions.clamp_min(0);
+  sight.lengths = positions + 1;
+  sight.cache = &cache;
+  sight.cache_rows = at::arange(tokens.size(0), tokens.options());
+  sight.cache_positions = positions;
+  sight.rotary = &rotary_;
+  return logits(forward(tokens, sight, ForwardKind::kDecode));
+}
+
+void CausalLm::ensure_positions(int64_t positions) const {
+  if (rotary_.cos.defined() && rotary_.cos.size(0) >= positions) return;
+  rotary_ = make_rotary_table(config_, positions, device());
+}
+
+void CausalLm::pack() {
+  head_.pack();
+  for (Layer& layer : layers_) {
+    layer.attention.qkv.pack();
+    layer.attention.output.pack();
+    if (auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
+      mlp->gate_up.pack();
+      mlp->down.pack();
+    }
+  }
+}
+
+namespace {
+
+void add_linear(std::vector<CausalLm::Parameter>& all, Linear& linear) {
+  if (!linear.weight.defined()) return;
+  const std::string& path = place_of(linear.place).path;
+  all.push_back({path + ".weight", &linear.weight, linear.place});
+  if (linear.bias.defined()) all.push_back({path + ".bias", &linear.bias, linear.place});
+}
+
+void add_norm(std::vector<CausalLm::Parameter>& all, Norm& norm) {
+  if (norm.weight.defined()) all.push_back({place_of(norm.place).path + ".weight", &norm.weight, norm.place});
+}
+
+void add_mlp(std::vector<CausalLm::Parameter>& all, Mlp& mlp) {
+  add_linear(all, mlp.gate_up);
+  add_linear(all, mlp.down);
+}
+
+}  // namespace
+
+std::vector<CausalLm::Parameter> CausalLm::parameters() {
+  std::vector<Parameter> all = {{"model.embed_tokens.weight", &embedding_, embedding_place_}};
+  for (Layer& layer : layers_) {
+    add_norm(all, layer.input_norm);
+    add_linear(all, layer.attention.qkv);
+    add_norm(all, layer.attention.query_norm);
+    add_norm(all, layer.attention.key_norm);
+    add_linear(all, layer.attention.output);
+    add_norm(all, layer.post_attention_norm);
+    if (auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
+      add_mlp(all, *mlp);
+      continue;
+    }
+    Moe& moe = std::get<Moe>(layer.mlp);
+    add_linear(all, moe.router);
+    for (Mlp& expert : moe.experts) add_mlp(all, expert);
+    add_mlp(all, moe.shared);
+    add_linear(all, moe.shared_gate);
+  }
+  add_norm(all, final_norm_);
+  if (!config_.tied_output) add_linear(all, head_);
+  return all;
+}
+
+std::vector<std::string> CausalLm::module_paths() {
+  std::vector<std::string> paths = {"model", "lm_head"};
+  for (const Layer& layer : layers_) {
+    for (const PlaceId place : {layer.place, layer.attention.place}) paths.push_back(place_of(place).path);
+    for (const Linear::Part& part : layer.attention.qkv.parts) paths.push_back(place_of(part.place).path);
+    if (const auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
+      for (const PlaceId place : {mlp->place, mlp->activation}) paths.push_back(place_of(place).path);
+      for (const Linear::Part& part : mlp->gate_up.parts) paths.push_back(place_of(part.place).path);
+    } else {
+      paths.push_back(place_of(std::get<Moe>(layer.mlp).place).path);
+    }
+  }
+  for (const Parameter& parameter : parameters()) paths.push_back(place_of(parameter.place).path);
+  std::sort(paths.begin(), paths.end());
+  paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
+  return paths;
+}
+
+std::size_t CausalLm::norm_count() const {
+  const bool query_key = config_.query_key_norm;
+  return layers_.size() * (query_key ? 4 : 2) + 1;
+}
+
+}  // namespace faultline

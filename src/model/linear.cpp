@@ -1,0 +1,52 @@
+#include "model/linear.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linear.h>
+
+#include "model/ops.h"
+#include "site/boundary.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kFewRows = 8;
+
+at::Tensor product(const Linear& linear, const at::Tensor& x) {
+  if (at::GradMode::is_enabled()) return at::linear(x, linear.weight, linear.bias);
+  if (x.size(0) <= kFewRows) return ops::few_rows_linear(x, linear.weight, linear.bias);
+  // A rule on weights faults the parameter, which the packed copy is not.
+  if (linear.packed.defined() && !boundary_is_wanted(linear.place, Surface::kWeight))
+    return ops::packed_linear(x, linear.packed, linear.weight.size(0), linear.bias);
+  return at::linear(x, linear.weight, linear.bias);
+}
+
+bool any_part_is_wanted(const Linear& linear) {
+  for (const Linear::Part& part : linear.parts)
+    if (boundary_is_wanted(part.place, Surface::kOutput)) return true;
+  return false;
+}
+
+at::Tensor with_parts(const Linear& linear, const at::Tensor& y) {
+  std::vector<at::Tensor> columns;
+  int64_t first = 0;
+  for (const Linear::Part& part : linear.parts) {
+    columns.push_back(boundary(y.narrow(-1, first, part.size), part.place, Surface::kOutput));
+    first += part.size;
+  }
+  return at::cat(columns, -1);
+}
+
+}  // namespace
+
+at::Tensor Linear::operator()(const at::Tensor& x) const {
+  const Scope scope(place);
+  const at::Tensor y = product(*this, boundary(x, place, Surface::kInput));
+  return boundary(any_part_is_wanted(*this) ? with_parts(*this, y) : y, place, Surface::kOutput);
+}
+
+void Linear::pack() {
+  if (weight.is_cpu() && weight.scalar_type() == at::kBFloat16) packed = ops::pack_weight(weight);
+}
+
+}  // namespace faultline

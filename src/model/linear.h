@@ -1,0 +1,32 @@
+// A linear layer with its place, and how its product is computed: by torch where gradients are wanted, by our own
+// few-rows product while generating, by a prepacked copy for batches on the CPU. Several linears that read the same
+// input may be fused into one (q, k, v; gate, up): one operator call at the fused place, whose parts remain sites of
+// their own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "site/place.h"
+
+namespace faultline {
+
+struct Linear {
+  struct Part {
+    PlaceId place;
+    int64_t size;  // output features
+  };
+
+  PlaceId place = kNowhere;
+  at::Tensor weight;        // (out, in)
+  at::Tensor bias;          // (out), or undefined
+  std::vector<Part> parts;  // of a fused linear, in the order of their rows; empty: not fused
+  at::Tensor packed;        // the weight as ops::packed_linear reads it; undefined: not packed
+
+  at::Tensor operator()(const at::Tensor& x) const;  // (N, in) -> (N, out)
+  void pack();                                       // for batches on the CPU; again after the weight has changed
+};
+
+}  // namespace faultline
