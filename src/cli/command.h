@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,10 +38,15 @@ void add_apply(CLI::App& app, const Globals& globals, Run& run);
 void add_demo(CLI::App& app, const Globals& globals, Run& run);
 void add_selftest(CLI::App& app, const Globals& globals, Run& run);
 void add_check(CLI::App& app, const Globals& globals, Run& run);
+void add_generate(CLI::App& app, const Globals& globals, Run& run);
+void add_eval(CLI::App& app, const Globals& globals, Run& run);
+void add_census(CLI::App& app, const Globals& globals, Run& run);
+void add_run(CLI::App& app, const Globals& globals, Run& run);
 void add_schema(CLI::App& app, const Globals& globals, Run& run);
 void add_completion(CLI::App& app, const Globals& globals, Run& run);
 
 ExitCode print_version(const Globals& globals);
+nlohmann::ordered_json versions_json();  // what this program is made of, for records
 
 // What a shell may offer as this option's value; see `faultline completion`. Words that hold a parenthesis are offered
 // once one has been typed.

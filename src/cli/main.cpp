@@ -19,6 +19,9 @@ constexpr const char* kIntroduction =
     "happened, and finds them again.\n\n"
     "Start here:\n"
     "  faultline demo                                        three faults and two number formats at work\n"
+    "  faultline generate \"Why is the sky blue?\"             a language model; --fault breaks it\n"
+    "  faultline eval --fault '…' --strengths 0.05,0.1       accuracy and perplexity under faults\n"
+    "  faultline census                                      which operators run, and how often\n"
     "  faultline list faults                                 what there is (also: formats, schedules)\n"
     "  faultline explain deadzone                            formula, parameters, an example\n"
     "  faultline apply 'relative_gaussian(strength=0.05)'    a fault on generated data, with its ledger\n"
@@ -84,7 +87,7 @@ ExitCode run_program(int argc, char** argv) {
   app.allow_extras();
   add_globals(app, globals, version);
   for (const auto add :
-       {add_demo, add_apply, add_list, add_explain, add_check, add_schema, add_selftest, add_completion})
+       {add_demo, add_generate, add_eval, add_census, add_run, add_apply, add_list, add_explain, add_check, add_schema, add_selftest, add_completion})
     add(app, globals, run);
   app.footer(
       "Examples:\n  faultline demo\n  faultline apply 'deadzone(threshold=0.04)' --shape 256x1024 --dtype bf16\n\n"

@@ -29,6 +29,11 @@ void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) write_error = errno;
 }
 
+void print_now(std::string_view text) {
+  print(text);
+  if (write_error == 0 && std::fflush(stdout) != 0) write_error = errno;
+}
+
 void print_json(const nlohmann::ordered_json& json) {
   print(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }

@@ -12,6 +12,7 @@
 namespace faultline::cli {
 
 void print(std::string_view text);
+void print_now(std::string_view text);  // and flushed: for text that appears as it is made
 void print_json(const nlohmann::ordered_json& json);
 // Flushes. kOk, also where the reader went away; kRuntime, with a sentence, where the output could not be written.
 ExitCode finish_output();

@@ -12,14 +12,18 @@
 
 namespace faultline::cli {
 
+nlohmann::ordered_json versions_json() {
+  return {{"version", FAULTLINE_VERSION},
+          {"commit", FAULTLINE_COMMIT},
+          {"torch", FAULTLINE_TORCH_VERSION},
+          {"cuda_kernels", has_cuda_kernels()},
+          {"cpu_instructions", cpu::kernels().name}};
+}
+
 ExitCode print_version(const Globals& globals) {
   const char* instructions = cpu::kernels().name;
   if (globals.json) {
-    print_json({{"version", FAULTLINE_VERSION},
-                {"commit", FAULTLINE_COMMIT},
-                {"torch", FAULTLINE_TORCH_VERSION},
-                {"cuda_kernels", has_cuda_kernels()},
-                {"cpu_instructions", instructions}});
+    print_json(versions_json());
     return ExitCode::kOk;
   }
   print(fmt::format("faultline {} (commit {})\ntorch {}, CUDA kernels: {}, CPU instructions: {}\n", FAULTLINE_VERSION,

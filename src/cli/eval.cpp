@@ -1,0 +1,118 @@
+// `faultline eval`: a model on a task or a text, clean and under faults of several strengths, side by side with intervals
+// and paired tests. A row whose evidence is missing shows no number.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/progress.h"
+#include "base/text.h"
+#include "cli/evaluation_output.h"
+#include "cli/model_options.h"
+#include "cli/output.h"
+#include "lab/evaluation.h"
+
+namespace faultline::cli {
+namespace {
+
+struct Options : ModelOptions {
+  std::string task = "arithmetic", split = "test", limit = "100", difficulty = "1", shots = "2", scoring = "strict";
+  std::string tokens = "64", slots = "32", temperature = "0", text, window = "512", strengths, out;
+  bool task_given = false;
+};
+
+std::vector<std::string> comma_separated(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+// --strengths 0.01,0.05: each fault once with each.
+std::vector<FaultCase> make_cases(const Options& options) {
+  std::vector<FaultCase> cases;
+  for (const std::string& text : options.faults) {
+    if (options.strengths.empty()) {
+      cases.push_back({text, read_faults({text})});
+      continue;
+    }
+    for (const std::string& strength : comma_separated(options.strengths)) {
+      const double value = parse_number("--strengths", strength, 0, 1e30);
+      Node rule = parse_rule(text, RuleUse::kInPlan).source;
+      Node* what = rule.find("what");
+      const char* name = what->find("strength") ? "strength" : what->find("threshold") ? "threshold" : nullptr;
+      if (name == nullptr) throw UsageError(fmt::format("--strengths: fault '{}' has neither strength nor threshold", text));
+      what->set(name, Node(value));
+      cases.push_back({fmt::format("{} {}={}", what->at("kind").as_string(), name, strength), {read_rule(validate(rule, rule_schema(RuleUse::kInPlan)))}});
+    }
+  }
+  if (options.faults.empty() && !options.strengths.empty()) throw UsageError("--strengths needs a --fault to give them to");
+  return cases;
+}
+
+EvaluationSpec make_spec(const Options& options, const Globals& globals) {
+  EvaluationSpec spec;
+  spec.task.name = task_info(options.task).name;
+  check_split(task_info(options.task), options.split);
+  spec.task.arithmetic = {globals.seed(), static_cast<int64_t>(parse_count("--difficulty", options.difficulty, 1, kMaxDifficulty))};
+  spec.task.shots = static_cast<int64_t>(parse_count("--shots", options.shots, 0, 16));
+  spec.split = options.split;
+  spec.limit = static_cast<int64_t>(parse_count("--limit", options.limit, 1, 1 << 20));
+  spec.generation.scoring = scoring_by_name(options.scoring);
+  spec.generation.max_new_tokens = static_cast<int64_t>(parse_count("--max-new-tokens", options.tokens, 1, 1 << 20));
+  spec.generation.slots = static_cast<int64_t>(parse_count("--slots", options.slots, 1, 4096));
+  spec.generation.sampling.temperature = parse_number("--temperature", options.temperature, 0, 100);
+  spec.generation.seed = globals.seed();
+  spec.text = options.text;
+  spec.window = static_cast<int64_t>(parse_count("--window", options.window, 2, 1 << 20));
+  spec.run_task = options.task_given || options.text.empty();
+  return spec;
+}
+
+ExitCode eval(const Options& options, const Globals& globals) {
+  const std::vector<FaultCase> cases = make_cases(options);
+  const EvaluationSpec spec = make_spec(options, globals);
+  LoadedModel loaded = open_model(options, globals);
+  return run_and_show(loaded, spec, cases, {globals.seed(), options.out, "eval"}, globals);
+}
+
+void add_task_options(CLI::App& command, Options& options) {
+  const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
+    return command.add_option(name, value, text)->group("Task")->type_name(type)->capture_default_str();
+  };
+  offer(option("--task", options.task, "arithmetic or gsm8k", "NAME"), {"arithmetic", "gsm8k"});
+  option("--split", options.split, "test, shifted or train", "NAME");
+  option("--limit", options.limit, "how many questions", "N");
+  option("--difficulty", options.difficulty, "of arithmetic, 1 to 4", "N");
+  option("--shots", options.shots, "worked examples before each question", "N");
+  option("--scoring", options.scoring, "strict (the number after ####) or flexible (the last number)", "NAME");
+  option("--max-new-tokens", options.tokens, "at most so many for an answer", "N");
+  option("--temperature", options.temperature, "0 is greedy", "T");
+  option("--slots", options.slots, "how many answers are made at once", "N");
+  command.add_option("--text", options.text, "perplexity of this text file; with --task both")->group("Text")->type_name("FILE");
+  command.add_option("--window", options.window, "tokens that are scored together")->group("Text")->type_name("N")->capture_default_str();
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("eval", "accuracy or perplexity, clean and under faults, with intervals");
+  auto options = std::make_shared<Options>();
+  add_model_options(*command, *options);
+  add_task_options(*command, *options);
+  add_fault_option(*command, *options, "a fault; each --fault is a row of its own");
+  command->add_option("--strengths", options->strengths, "each fault once with each of these: 0.01,0.05")->group("Faults")->type_name("S,…");
+  command->add_option("--out", options->out, "also write a run directory below this folder")->group("Output")->type_name("DIR");
+  command->footer(
+      "Examples:\n  faultline eval --limit 200 --fault 'relative_gaussian(strength=0.05) @ operator=matmul' --strengths 0.05,0.1\n"
+      "  faultline eval --text book.txt --fault 'quantize(format=mxfp4) @ operator=matmul,surface=weight'\n\n"
+      "Global options (--seed, --device, --json, …): see `faultline --help`.");
+  command->callback([&run, &globals, options, command] {
+    options->task_given = command->count("--task") > 0;
+    run = [&globals, options] { return eval(*options, globals); };
+  });
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,116 @@
+#include "cli/evaluation_output.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/progress.h"
+#include "cli/output.h"
+#include "record/run_directory.h"
+
+namespace faultline::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+faultline::Json as_record(const Json& json) { return faultline::Json::parse(json.dump()); }  // keys sorted
+
+std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+std::vector<std::string> table_row(const Json& row, bool has_task, bool has_text) {
+  std::vector<std::string> cells = {row["label"]};
+  const bool missing = row.contains("complaints") && !row["complaints"].empty();
+  if (has_task) {
+    if (missing) {
+      cells.insert(cells.end(), {"evidence missing", "", ""});
+    } else {
+      const Json& task = row["task"];
+      cells.push_back(fmt::format("{} ({}/{})", percent(task["accuracy"]), task["correct"].get<int64_t>(), task["questions"].get<int64_t>()));
+      cells.push_back(fmt::format("{} to {}", percent(task["interval"][0]), percent(task["interval"][1])));
+      cells.push_back(task.contains("p_mcnemar") ? fmt::format("{:.2g}", task["p_mcnemar"].get<double>()) : "");
+    }
+  }
+  if (has_text) {
+    if (missing) {
+      cells.insert(cells.end(), {"evidence missing", ""});
+    } else {
+      const Json& text = row["text"];
+      cells.push_back(fmt::format("{:.3f}", text["perplexity"].get<double>()));
+      cells.push_back(text.contains("added_nats") ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", text["added_nats"].get<double>(),
+                                                                  text["added_nats_interval"][0].get<double>(), text["added_nats_interval"][1].get<double>())
+                                                  : "");
+    }
+  }
+  return cells;
+}
+
+void show(const Json& rows, const std::vector<EvaluationRow>& measured, const Globals& globals) {
+  const bool has_task = !measured.front().answers.empty(), has_text = measured.front().perplexity.has_value();
+  std::vector<std::vector<std::string>> cells = {{"fault"}};
+  if (has_task) cells[0].insert(cells[0].end(), {"accuracy", "95 % interval", "p (paired)"});
+  if (has_text) cells[0].insert(cells[0].end(), {"perplexity", "added nats a token, 95 %"});
+  for (const Json& row : rows) cells.push_back(table_row(row, has_task, has_text));
+  const std::string text = table(cells);
+  const std::size_t heading = text.find('\n');
+  print(styled(Style::kHeading, text.substr(0, heading)) + text.substr(heading));
+  if (globals.quiet) return;
+  for (const EvaluationRow& row : measured) {
+    if (!row.proof) continue;
+    print("\n");
+    for (const std::string& line : row.proof->log) print(line + "\n");
+  }
+}
+
+std::string write_record(const EvaluationRecord& record, const Json& rows, const LoadedModel& loaded, const std::vector<EvaluationRow>& measured) {
+  Manifest manifest;
+  manifest.recipe_name = record.name;
+  manifest.recipe = as_record(record.recipe);
+  manifest.recipe["model"] = loaded.path.string();
+  manifest.seeds = {{"seed", record.seed}};
+  manifest.versions = as_record(versions_json());
+  manifest.host = host_description();
+  manifest.device = {{"name", loaded.model->device().str()}};
+  for (const Json& row : rows) manifest.plan.push_back(as_record(row["rules"]));
+  RunDirectory directory = RunDirectory::create(record.out, manifest);
+  for (const EvaluationRow& row : measured) {
+    for (const Answer& answer : row.answers)
+      directory.events().append({{"kind", "answer"}, {"row", row.label}, {"id", answer.id}, {"text", answer.text}, {"extracted", answer.extracted}, {"reward", answer.reward}, {"tokens", answer.tokens}, {"ended", answer.ended}});
+  }
+  directory.events().flush_step();
+  Summary summary;
+  summary.results = {{"kind", "eval"}, {"rows", as_record(rows)}};
+  directory.write_summary(summary);
+  return directory.path().string();
+}
+
+}  // namespace
+
+ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases,
+                      const EvaluationRecord& record, const Globals& globals) {
+  std::vector<EvaluationRow> measured;
+  {
+    Progress progress("evaluating", spec.run_task ? spec.limit * (std::ssize(cases) + 1) : 0, {.unit = "answer", .quiet = globals.quiet});
+    measured = run_evaluation(loaded, spec, cases, record.seed, [&](const std::string& label, int64_t count) {
+      progress.set_postfix(label);
+      progress.advance(count);
+    });
+  }
+  const Json rows = evaluation_json(measured);
+  std::string written;
+  if (!record.out.empty()) written = write_record(record, rows, loaded, measured);
+  if (globals.json) {
+    print_json({{"command", record.name}, {"model", loaded.path.string()}, {"seed", record.seed}, {"rows", rows}, {"record", written.empty() ? Json() : Json(written)}});
+  } else {
+    show(rows, measured, globals);
+    if (!written.empty()) print(fmt::format("\nrecord: {}\n", written));
+  }
+  for (const EvaluationRow& row : measured) {
+    if (row.proof && !row.proof->complaints.empty()) {
+      if (!globals.json) print(styled(Style::kBad, "evidence missing: ") + row.label + ": " + joined(row.proof->complaints, "; ") + "\n");
+      return ExitCode::kEvidence;
+    }
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,21 @@
+// Runs an evaluation and shows it: progress, the table or JSON, the run directory. For `eval` and `run`.
+#pragma once
+
+#include <filesystem>
+
+#include "cli/command.h"
+#include "lab/evaluation.h"
+
+namespace faultline::cli {
+
+struct EvaluationRecord {
+  uint64_t seed = 0;
+  std::filesystem::path out;  // run directories go below it; "": none is written
+  std::string name;           // of the recipe, or the command
+  nlohmann::ordered_json recipe = nlohmann::ordered_json::object();
+};
+
+ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases,
+                      const EvaluationRecord& record, const Globals& globals);
+
+}  // namespace faultline::cli

@@ -1,0 +1,144 @@
+// `faultline generate`: a prompt, the model's answer as it is made, and, with faults, the broken answer below it, with the
+// token at which they part and the evidence that the fault was there.
+#include "model/generate.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cli/model_options.h"
+#include "cli/output.h"
+#include "lab/injection.h"
+#include "task/evaluate.h"
+
+namespace faultline::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options : ModelOptions {
+  std::string prompt, tokens = "64", temperature = "0", top_k = "0", top_p = "1";
+  bool raw = false;
+};
+
+struct Text {
+  std::string text;
+  Completion completion;
+  double seconds = 0;
+};
+
+Request make_request(const Options& options, const Globals& globals, const LoadedModel& loaded) {
+  if (options.prompt.empty()) throw UsageError("the prompt is empty; give a text, e.g. faultline generate \"Why is the sky blue?\"");
+  Request request;
+  request.prompt = options.raw ? loaded.tokenizer.encode(options.prompt) : prompt_tokens(loaded.tokenizer, options.prompt);
+  request.max_new_tokens = static_cast<int64_t>(parse_count("--max-new-tokens", options.tokens, 1, 1 << 20));
+  request.key = globals.seed();
+  request.sampling = {parse_number("--temperature", options.temperature, 0, 100),
+                      static_cast<int64_t>(parse_count("--top-k", options.top_k, 0, 1 << 20)),
+                      parse_number("--top-p", options.top_p, 0, 1)};
+  return request;
+}
+
+Text speak(const LoadedModel& loaded, const Request& request, bool show) {
+  StreamDecoder decoder(loaded.tokenizer);
+  Text result;
+  GenerateOptions options;
+  options.slots = 1;
+  options.end_tokens = all_end_tokens(*loaded.model, loaded.tokenizer);
+  const auto add = [&](const std::string& piece) {
+    result.text += piece;
+    if (show) print_now(piece);
+  };
+  options.on_tokens = [&](std::size_t, const std::vector<int64_t>& fresh) {
+    for (const int64_t token : fresh) add(decoder.push(token));
+  };
+  Generator generator(*loaded.model, options);
+  const auto start = std::chrono::steady_clock::now();
+  result.completion = generator.run({request}).front();
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  add(decoder.finish());
+  if (show) print_now("\n");
+  return result;
+}
+
+Json text_json(const Text& text) {
+  const auto count = static_cast<double>(text.completion.tokens.size());
+  return {{"text", text.text}, {"tokens", text.completion.tokens}, {"ended", text.completion.ended},
+          {"seconds", text.seconds}, {"tokens_per_second", count / text.seconds}};
+}
+
+std::size_t first_difference(const Completion& a, const Completion& b) {
+  const auto [left, right] = std::mismatch(a.tokens.begin(), a.tokens.end(), b.tokens.begin(), b.tokens.end());
+  return static_cast<std::size_t>(left - a.tokens.begin());
+}
+
+ExitCode generate(const Options& options, const Globals& globals) {
+  const std::vector<Rule> rules = read_faults(options.faults);
+  LoadedModel loaded = open_model(options, globals);
+  const Request request = make_request(options, globals, loaded);
+  const bool show = !globals.json;
+  std::unique_ptr<Injection> injection;
+  if (!rules.empty()) {
+    PlanSettings settings;
+    settings.seed = globals.seed();
+    injection = std::make_unique<Injection>(rules, settings, *loaded.model, Phase::kRollout, 1);
+    injection->self_check();
+    if (show && !globals.quiet) print(styled(Style::kHeading, "clean") + "\n");
+  }
+  const PhaseGuard phase(Phase::kRollout);
+  const Text clean = speak(loaded, request, show);
+  Json json = {{"command", "generate"}, {"model", loaded.path.string()}, {"prompt", options.prompt}, {"seed", globals.seed()}, {"clean", text_json(clean)}};
+  ExitCode code = ExitCode::kOk;
+  if (injection) {
+    if (show && !globals.quiet) print("\n" + styled(Style::kHeading, "with " + joined(options.faults, ", ")) + "\n");
+    injection->arm();
+    const Text faulty = speak(loaded, request, show);
+    const Injection::Proof proof = injection->finish();
+    const std::size_t parted = first_difference(clean.completion, faulty.completion);
+    const bool same = clean.completion.tokens == faulty.completion.tokens;
+    json["faulty"] = text_json(faulty);
+    json["first_different_token"] = same ? Json() : Json(parted);
+    json["evidence"] = proof.report;
+    json["complaints"] = proof.complaints;
+    if (show && !globals.quiet) {
+      print(same ? "\nThe two answers are the same token for token.\n" : fmt::format("\nThe answers part at token {}.\n", parted + 1));
+      for (const std::string& line : proof.log) print(line + "\n");
+    }
+    if (!proof.complaints.empty()) {
+      code = ExitCode::kEvidence;
+      if (show) print(styled(Style::kBad, "evidence missing: ") + joined(proof.complaints, "; ") + "\n");
+    }
+  } else if (show && !globals.quiet) {
+    const auto count = static_cast<double>(clean.completion.tokens.size());
+    fmt::print(stderr, "{} tokens in {:.2f} s, {:.1f} a second\n", count, clean.seconds, count / clean.seconds);
+  }
+  if (globals.json) print_json(json);
+  return code;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("generate", "a model's answer to a prompt, clean and with faults");
+  auto options = std::make_shared<Options>();
+  command->add_option("prompt", options->prompt, "what the user says")->required()->type_name("");
+  add_model_options(*command, *options);
+  const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
+    command->add_option(name, value, text)->group("Sampling")->type_name(type)->capture_default_str();
+  };
+  option("--max-new-tokens", options->tokens, "at most so many", "N");
+  option("--temperature", options->temperature, "0 is greedy", "T");
+  option("--top-k", options->top_k, "only the K likeliest tokens; 0: all", "K");
+  option("--top-p", options->top_p, "only the likeliest tokens that hold this mass", "P");
+  command->add_flag("--raw", options->raw, "continue the text itself, without the chat template")->group("Sampling");
+  add_fault_option(*command, *options, "a fault to show beside the clean answer; may be repeated");
+  command->footer(
+      "Examples:\n  faultline generate \"Why is the sky blue?\"\n"
+      "  faultline generate \"Count to ten.\" --fault 'relative_gaussian(strength=0.1) @ operator=matmul'\n\n"
+      "Global options (--seed, --device, --json, …): see `faultline --help`.");
+  command->callback([&run, &globals, options] { run = [&globals, options] { return generate(*options, globals); }; });
+}
+
+}  // namespace faultline::cli
