@@ -17,6 +17,19 @@ foreach(isa portable avx2 avx512)
   list(APPEND kernel_objects $<TARGET_OBJECTS:faultline_cpu_${isa}>)
 endforeach()
 
+# The model's CPU kernels likewise, for two more sets: bf16 dot products, and tiles.
+file(GLOB model_kernel_sources CONFIGURE_DEPENDS src/model/cpu/*.cpp)
+set(isa_avx512bf16 ${isa_avx512} -mavx512bf16)
+set(isa_amx ${isa_avx512bf16} -mamx-tile -mamx-bf16)
+foreach(isa portable avx2 avx512 avx512bf16 amx)
+  add_library(faultline_model_cpu_${isa} OBJECT ${model_kernel_sources})
+  # g++ 12 takes the undefined registers in its own AVX-512 header for mistakes.
+  target_compile_options(faultline_model_cpu_${isa} PRIVATE ${kernel_options} ${isa_${isa}} -Wno-uninitialized
+                         -Wno-maybe-uninitialized)
+  target_compile_definitions(faultline_model_cpu_${isa} PRIVATE FAULTLINE_ISA=${isa})
+  list(APPEND kernel_objects $<TARGET_OBJECTS:faultline_model_cpu_${isa}>)
+endforeach()
+
 foreach(module site numeric tap aqn race triage model task lab train experiment diagnose report recipe plugin)
   module_sources(${module} module_files)
   list(APPEND library_sources ${module_files})
@@ -29,9 +42,9 @@ target_include_directories(faultline_lib PRIVATE ${CMAKE_BINARY_DIR}/generated)
 target_precompile_headers(faultline_lib PRIVATE <ATen/ATen.h> <torch/library.h>)
 target_link_libraries(faultline_lib PRIVATE torch faultline_third_party)
 target_link_options(faultline_lib PRIVATE -Wl,--exclude-libs,ALL)
-# at::parallel_for is a header template: without OpenMP in this file it would run on one thread. The run-time library is
-# the one torch itself carries.
-set_source_files_properties(src/numeric/apply.cpp PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
+# at::parallel_for is a header template: without OpenMP in these files it would run on one thread. The run-time library
+# is the one torch itself carries.
+set_source_files_properties(src/numeric/apply.cpp src/model/cpu_ops.cpp PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
 unset(GOMP CACHE)  # another environment may be in use since
 find_library(GOMP NAMES libgomp.so.1 gomp PATHS ${TORCH_ROOT}/lib ${TORCH_ROOT}/../torch.libs REQUIRED NO_DEFAULT_PATH)
 target_link_libraries(faultline_lib PRIVATE ${GOMP})

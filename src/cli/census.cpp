@@ -29,7 +29,8 @@ struct Options : ModelOptions {
 Census training_census(CausalLm& model) {
   const at::AutoGradMode gradients(true);
   for (const CausalLm::Parameter& parameter : model.parameters()) parameter.tensor->requires_grad_(true);
-  const at::Tensor tokens = (at::arange(16, at::TensorOptions(at::kLong)) % model.config().vocabulary).unsqueeze(0).to(model.device());
+  const at::Tensor tokens =
+      (at::arange(16, at::TensorOptions(at::kLong)) % model.config().vocabulary).unsqueeze(0).to(model.device());
   begin_census();
   try {
     model.logits(model.hidden_states(tokens)).to(at::kFloat).logsumexp(-1).sum().backward();
@@ -62,11 +63,13 @@ std::vector<Section> take(const Options& options, const Globals& globals, Loaded
   if (wanted("train")) {
     const Census both = training_census(*loaded.model);
     Section forward{"actor_forward", {}}, backward{"actor_backward", {}};
-    for (const CensusEntry& entry : both) (entry.phase == Phase::kActorBackward ? backward : forward).census.push_back(entry);
+    for (const CensusEntry& entry : both)
+      (entry.phase == Phase::kActorBackward ? backward : forward).census.push_back(entry);
     sections.push_back(std::move(forward));
     sections.push_back(std::move(backward));
   }
-  if (sections.empty()) throw UsageError(fmt::format("--kind: wanted all, prefill, decode, score or train; got '{}'", options.kind));
+  if (sections.empty())
+    throw UsageError(fmt::format("--kind: wanted all, prefill, decode, score or train; got '{}'", options.kind));
   return sections;
 }
 
@@ -83,12 +86,14 @@ void show(const Section& section, bool places) {
     sum.calls += entry.calls, sum.flops += entry.flops, sum.bytes += entry.bytes;
     if (sum.shapes.empty()) sum.shapes = entry.shapes;
   }
-  std::vector<std::vector<std::string>> rows = {{"operator", "family", "calls", "MFLOP", "MB", places ? "place" : "first shapes"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"operator", "family", "calls", "MFLOP", "MB", places ? "place" : "first shapes"}};
   for (const auto& [key, sum] : sums) {
     const std::size_t tab = key.find('\t');
     const std::string name = key.substr(0, tab);
-    rows.push_back({name, std::string(family_of(base_name(name))), fmt::format("{}", sum.calls), fmt::format("{:.2f}", sum.flops / 1e6),
-                    fmt::format("{:.2f}", sum.bytes / 1e6), places ? key.substr(tab + 1) : sum.shapes});
+    rows.push_back({name, std::string(family_of(base_name(name))), fmt::format("{}", sum.calls),
+                    fmt::format("{:.2f}", sum.flops / 1e6), fmt::format("{:.2f}", sum.bytes / 1e6),
+                    places ? key.substr(tab + 1) : sum.shapes});
   }
   print("\n" + styled(Style::kHeading, section.name) + "\n" + table(rows));
 }
@@ -98,14 +103,19 @@ ExitCode census(const Options& options, const Globals& globals) {
   const std::vector<Section> sections = take(options, globals, loaded);
   const ModelConfig& config = loaded.model->config();
   if (globals.json) {
-    Json json = {{"command", "census"}, {"model", loaded.path.string()}, {"layers", config.layers}, {"norms", loaded.model->norm_count()}};
+    Json json = {{"command", "census"},
+                 {"model", loaded.path.string()},
+                 {"layers", config.layers},
+                 {"norms", loaded.model->norm_count()}};
     for (const Section& section : sections) json["forwards"][section.name] = to_json(section.census);
     print_json(json);
     return ExitCode::kOk;
   }
-  print(fmt::format("{}: {}, {} layers, {} norms\n", loaded.path.string(), architecture_name(config.architecture), config.layers, loaded.model->norm_count()));
+  print(fmt::format("{}: {}, {} layers, {} norms\n", loaded.path.string(), architecture_name(config.architecture),
+                    config.layers, loaded.model->norm_count()));
   for (const Section& section : sections) show(section, options.places);
-  if (!globals.quiet) print("\nA rule reaches an operator by its name or family: --fault '… @ operator=matmul,layer=3'.\n");
+  if (!globals.quiet)
+    print("\nA rule reaches an operator by its name or family: --fault '… @ operator=matmul,layer=3'.\n");
   return ExitCode::kOk;
 }
 
@@ -115,12 +125,21 @@ void add_census(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("census", "which operators a model runs, how often, what they compute");
   auto options = std::make_shared<Options>();
   add_model_options(*command, *options);
-  offer(command->add_option("--kind", options->kind, "all, prefill, decode, score (a forward without cache) or train (forward and backward)")
-            ->group("Census")->type_name("NAME")->capture_default_str(),
+  offer(command
+            ->add_option("--kind", options->kind,
+                         "all, prefill, decode, score (a forward without cache) or train (forward and backward)")
+            ->group("Census")
+            ->type_name("NAME")
+            ->capture_default_str(),
         {"all", "prefill", "decode", "score", "train"});
-  command->add_option("--rows", options->rows, "sequences at once; few rows take other operators than many")->group("Census")->type_name("N")->capture_default_str();
+  command->add_option("--rows", options->rows, "sequences at once; few rows take other operators than many")
+      ->group("Census")
+      ->type_name("N")
+      ->capture_default_str();
   command->add_flag("--places", options->places, "a line for each place in the model")->group("Census");
-  command->footer("Examples:\n  faultline census\n  faultline census --kind decode --rows 32 --places\n\nGlobal options: see `faultline --help`.");
+  command->footer(
+      "Examples:\n  faultline census\n  faultline census --kind decode --rows 32 --places\n\nGlobal options: see "
+      "`faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return census(*options, globals); }; });
 }
 

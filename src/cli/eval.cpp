@@ -1,5 +1,5 @@
-// `faultline eval`: a model on a task or a text, clean and under faults of several strengths, side by side with intervals
-// and paired tests. A row whose evidence is missing shows no number.
+// `faultline eval`: a model on a task or a text, clean and under faults of several strengths, side by side with
+// intervals and paired tests. A row whose evidence is missing shows no number.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -43,12 +43,15 @@ std::vector<FaultCase> make_cases(const Options& options) {
       Node rule = parse_rule(text, RuleUse::kInPlan).source;
       Node* what = rule.find("what");
       const char* name = what->find("strength") ? "strength" : what->find("threshold") ? "threshold" : nullptr;
-      if (name == nullptr) throw UsageError(fmt::format("--strengths: fault '{}' has neither strength nor threshold", text));
+      if (name == nullptr)
+        throw UsageError(fmt::format("--strengths: fault '{}' has neither strength nor threshold", text));
       what->set(name, Node(value));
-      cases.push_back({fmt::format("{} {}={}", what->at("kind").as_string(), name, strength), {read_rule(validate(rule, rule_schema(RuleUse::kInPlan)))}});
+      cases.push_back({fmt::format("{} {}={}", what->at("kind").as_string(), name, strength),
+                       {read_rule(validate(rule, rule_schema(RuleUse::kInPlan)))}});
     }
   }
-  if (options.faults.empty() && !options.strengths.empty()) throw UsageError("--strengths needs a --fault to give them to");
+  if (options.faults.empty() && !options.strengths.empty())
+    throw UsageError("--strengths needs a --fault to give them to");
   return cases;
 }
 
@@ -56,7 +59,8 @@ EvaluationSpec make_spec(const Options& options, const Globals& globals) {
   EvaluationSpec spec;
   spec.task.name = task_info(options.task).name;
   check_split(task_info(options.task), options.split);
-  spec.task.arithmetic = {globals.seed(), static_cast<int64_t>(parse_count("--difficulty", options.difficulty, 1, kMaxDifficulty))};
+  spec.task.arithmetic = {globals.seed(),
+                          static_cast<int64_t>(parse_count("--difficulty", options.difficulty, 1, kMaxDifficulty))};
   spec.task.shots = static_cast<int64_t>(parse_count("--shots", options.shots, 0, 16));
   spec.split = options.split;
   spec.limit = static_cast<int64_t>(parse_count("--limit", options.limit, 1, 1 << 20));
@@ -91,8 +95,13 @@ void add_task_options(CLI::App& command, Options& options) {
   option("--max-new-tokens", options.tokens, "at most so many for an answer", "N");
   option("--temperature", options.temperature, "0 is greedy", "T");
   option("--slots", options.slots, "how many answers are made at once", "N");
-  command.add_option("--text", options.text, "perplexity of this text file; with --task both")->group("Text")->type_name("FILE");
-  command.add_option("--window", options.window, "tokens that are scored together")->group("Text")->type_name("N")->capture_default_str();
+  command.add_option("--text", options.text, "perplexity of this text file; with --task both")
+      ->group("Text")
+      ->type_name("FILE");
+  command.add_option("--window", options.window, "tokens that are scored together")
+      ->group("Text")
+      ->type_name("N")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -103,10 +112,15 @@ void add_eval(CLI::App& app, const Globals& globals, Run& run) {
   add_model_options(*command, *options);
   add_task_options(*command, *options);
   add_fault_option(*command, *options, "a fault; each --fault is a row of its own");
-  command->add_option("--strengths", options->strengths, "each fault once with each of these: 0.01,0.05")->group("Faults")->type_name("S,…");
-  command->add_option("--out", options->out, "also write a run directory below this folder")->group("Output")->type_name("DIR");
+  command->add_option("--strengths", options->strengths, "each fault once with each of these: 0.01,0.05")
+      ->group("Faults")
+      ->type_name("S,…");
+  command->add_option("--out", options->out, "also write a run directory below this folder")
+      ->group("Output")
+      ->type_name("DIR");
   command->footer(
-      "Examples:\n  faultline eval --limit 200 --fault 'relative_gaussian(strength=0.05) @ operator=matmul' --strengths 0.05,0.1\n"
+      "Examples:\n  faultline eval --limit 200 --fault 'relative_gaussian(strength=0.05) @ operator=matmul' "
+      "--strengths 0.05,0.1\n"
       "  faultline eval --text book.txt --fault 'quantize(format=mxfp4) @ operator=matmul,surface=weight'\n\n"
       "Global options (--seed, --device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options, command] {

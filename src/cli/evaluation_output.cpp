@@ -25,7 +25,8 @@ std::vector<std::string> table_row(const Json& row, bool has_task, bool has_text
       cells.insert(cells.end(), {"evidence missing", "", ""});
     } else {
       const Json& task = row["task"];
-      cells.push_back(fmt::format("{} ({}/{})", percent(task["accuracy"]), task["correct"].get<int64_t>(), task["questions"].get<int64_t>()));
+      cells.push_back(fmt::format("{} ({}/{})", percent(task["accuracy"]), task["correct"].get<int64_t>(),
+                                  task["questions"].get<int64_t>()));
       cells.push_back(fmt::format("{} to {}", percent(task["interval"][0]), percent(task["interval"][1])));
       cells.push_back(task.contains("p_mcnemar") ? fmt::format("{:.2g}", task["p_mcnemar"].get<double>()) : "");
     }
@@ -36,9 +37,11 @@ std::vector<std::string> table_row(const Json& row, bool has_task, bool has_text
     } else {
       const Json& text = row["text"];
       cells.push_back(fmt::format("{:.3f}", text["perplexity"].get<double>()));
-      cells.push_back(text.contains("added_nats") ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", text["added_nats"].get<double>(),
-                                                                  text["added_nats_interval"][0].get<double>(), text["added_nats_interval"][1].get<double>())
-                                                  : "");
+      cells.push_back(text.contains("added_nats")
+                          ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", text["added_nats"].get<double>(),
+                                        text["added_nats_interval"][0].get<double>(),
+                                        text["added_nats_interval"][1].get<double>())
+                          : "");
     }
   }
   return cells;
@@ -61,7 +64,8 @@ void show(const Json& rows, const std::vector<EvaluationRow>& measured, const Gl
   }
 }
 
-std::string write_record(const EvaluationRecord& record, const Json& rows, const LoadedModel& loaded, const std::vector<EvaluationRow>& measured) {
+std::string write_record(const EvaluationRecord& record, const Json& rows, const LoadedModel& loaded,
+                         const std::vector<EvaluationRow>& measured) {
   Manifest manifest;
   manifest.recipe_name = record.name;
   manifest.recipe = as_record(record.recipe);
@@ -74,7 +78,14 @@ std::string write_record(const EvaluationRecord& record, const Json& rows, const
   RunDirectory directory = RunDirectory::create(record.out, manifest);
   for (const EvaluationRow& row : measured) {
     for (const Answer& answer : row.answers)
-      directory.events().append({{"kind", "answer"}, {"row", row.label}, {"id", answer.id}, {"text", answer.text}, {"extracted", answer.extracted}, {"reward", answer.reward}, {"tokens", answer.tokens}, {"ended", answer.ended}});
+      directory.events().append({{"kind", "answer"},
+                                 {"row", row.label},
+                                 {"id", answer.id},
+                                 {"text", answer.text},
+                                 {"extracted", answer.extracted},
+                                 {"reward", answer.reward},
+                                 {"tokens", answer.tokens},
+                                 {"ended", answer.ended}});
   }
   directory.events().flush_step();
   Summary summary;
@@ -89,7 +100,8 @@ ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std
                       const EvaluationRecord& record, const Globals& globals) {
   std::vector<EvaluationRow> measured;
   {
-    Progress progress("evaluating", spec.run_task ? spec.limit * (std::ssize(cases) + 1) : 0, {.unit = "answer", .quiet = globals.quiet});
+    Progress progress("evaluating", spec.run_task ? spec.limit * (std::ssize(cases) + 1) : 0,
+                      {.unit = "answer", .quiet = globals.quiet});
     measured = run_evaluation(loaded, spec, cases, record.seed, [&](const std::string& label, int64_t count) {
       progress.set_postfix(label);
       progress.advance(count);
@@ -99,14 +111,20 @@ ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std
   std::string written;
   if (!record.out.empty()) written = write_record(record, rows, loaded, measured);
   if (globals.json) {
-    print_json({{"command", record.name}, {"model", loaded.path.string()}, {"seed", record.seed}, {"rows", rows}, {"record", written.empty() ? Json() : Json(written)}});
+    print_json({{"command", record.name},
+                {"model", loaded.path.string()},
+                {"seed", record.seed},
+                {"rows", rows},
+                {"record", written.empty() ? Json() : Json(written)}});
   } else {
     show(rows, measured, globals);
     if (!written.empty()) print(fmt::format("\nrecord: {}\n", written));
   }
   for (const EvaluationRow& row : measured) {
     if (row.proof && !row.proof->complaints.empty()) {
-      if (!globals.json) print(styled(Style::kBad, "evidence missing: ") + row.label + ": " + joined(row.proof->complaints, "; ") + "\n");
+      if (!globals.json)
+        print(styled(Style::kBad, "evidence missing: ") + row.label + ": " + joined(row.proof->complaints, "; ") +
+              "\n");
       return ExitCode::kEvidence;
     }
   }

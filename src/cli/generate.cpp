@@ -1,5 +1,5 @@
-// `faultline generate`: a prompt, the model's answer as it is made, and, with faults, the broken answer below it, with the
-// token at which they part and the evidence that the fault was there.
+// `faultline generate`: a prompt, the model's answer as it is made, and, with faults, the broken answer below it, with
+// the token at which they part and the evidence that the fault was there.
 #include "model/generate.h"
 
 #include <fmt/format.h>
@@ -30,9 +30,11 @@ struct Text {
 };
 
 Request make_request(const Options& options, const Globals& globals, const LoadedModel& loaded) {
-  if (options.prompt.empty()) throw UsageError("the prompt is empty; give a text, e.g. faultline generate \"Why is the sky blue?\"");
+  if (options.prompt.empty())
+    throw UsageError("the prompt is empty; give a text, e.g. faultline generate \"Why is the sky blue?\"");
   Request request;
-  request.prompt = options.raw ? loaded.tokenizer.encode(options.prompt) : prompt_tokens(loaded.tokenizer, options.prompt);
+  request.prompt =
+      options.raw ? loaded.tokenizer.encode(options.prompt) : prompt_tokens(loaded.tokenizer, options.prompt);
   request.max_new_tokens = static_cast<int64_t>(parse_count("--max-new-tokens", options.tokens, 1, 1 << 20));
   request.key = globals.seed();
   request.sampling = {parse_number("--temperature", options.temperature, 0, 100),
@@ -65,8 +67,11 @@ Text speak(const LoadedModel& loaded, const Request& request, bool show) {
 
 Json text_json(const Text& text) {
   const auto count = static_cast<double>(text.completion.tokens.size());
-  return {{"text", text.text}, {"tokens", text.completion.tokens}, {"ended", text.completion.ended},
-          {"seconds", text.seconds}, {"tokens_per_second", count / text.seconds}};
+  return {{"text", text.text},
+          {"tokens", text.completion.tokens},
+          {"ended", text.completion.ended},
+          {"seconds", text.seconds},
+          {"tokens_per_second", count / text.seconds}};
 }
 
 std::size_t first_difference(const Completion& a, const Completion& b) {
@@ -89,7 +94,11 @@ ExitCode generate(const Options& options, const Globals& globals) {
   }
   const PhaseGuard phase(Phase::kRollout);
   const Text clean = speak(loaded, request, show);
-  Json json = {{"command", "generate"}, {"model", loaded.path.string()}, {"prompt", options.prompt}, {"seed", globals.seed()}, {"clean", text_json(clean)}};
+  Json json = {{"command", "generate"},
+               {"model", loaded.path.string()},
+               {"prompt", options.prompt},
+               {"seed", globals.seed()},
+               {"clean", text_json(clean)}};
   ExitCode code = ExitCode::kOk;
   if (injection) {
     if (show && !globals.quiet) print("\n" + styled(Style::kHeading, "with " + joined(options.faults, ", ")) + "\n");
@@ -103,7 +112,8 @@ ExitCode generate(const Options& options, const Globals& globals) {
     json["evidence"] = proof.report;
     json["complaints"] = proof.complaints;
     if (show && !globals.quiet) {
-      print(same ? "\nThe two answers are the same token for token.\n" : fmt::format("\nThe answers part at token {}.\n", parted + 1));
+      print(same ? "\nThe two answers are the same token for token.\n"
+                 : fmt::format("\nThe answers part at token {}.\n", parted + 1));
       for (const std::string& line : proof.log) print(line + "\n");
     }
     if (!proof.complaints.empty()) {

@@ -22,13 +22,15 @@ struct Options : ModelOptions {
   bool dry_run = false;
 };
 
-ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& spec, const std::vector<FaultCase>& cases, const Globals& globals) {
+ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& spec,
+                 const std::vector<FaultCase>& cases, const Globals& globals) {
   Json plans = Json::array();
   for (const FaultCase& one : cases) {
     PlanSettings settings;
     settings.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
     if (const Node* phases = recipe.find("phases")) settings.phases = *phases;
-    const Injection injection(one.rules, settings, *loaded.model, Phase::kEval, std::min(spec.generation.slots, spec.limit));
+    const Injection injection(one.rules, settings, *loaded.model, Phase::kEval,
+                              std::min(spec.generation.slots, spec.limit));
     plans.push_back(injection.prediction());
   }
   if (globals.json) {
@@ -40,7 +42,8 @@ ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& 
   for (const Json& plan : plans) {
     for (const auto& [kind, rules] : plan.items()) {
       for (const Json& rule : rules)
-        rows.push_back({rule["rule"], kind, fmt::format("{}", rule["sites"].get<int64_t>()), fmt::format("{}", rule["calls"].get<int64_t>())});
+        rows.push_back({rule["rule"], kind, fmt::format("{}", rule["sites"].get<int64_t>()),
+                        fmt::format("{}", rule["calls"].get<int64_t>())});
     }
   }
   print(styled(Style::kHeading, "matched sites") + "\n" + table(rows));
@@ -53,7 +56,9 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
   const EvaluationSpec spec = read_evaluation(recipe);
   std::vector<FaultCase> cases;
   std::vector<Rule> rules = read_rules(recipe);
-  if (rules.empty()) throw UsageError(fmt::format("{}: no faults: there is nothing to inject; add a rule under faults:", options.recipe));
+  if (rules.empty())
+    throw UsageError(
+        fmt::format("{}: no faults: there is nothing to inject; add a rule under faults:", options.recipe));
   cases.push_back({"faults of the recipe", std::move(rules)});
   ModelOptions model = options;
   model.model = recipe.at("model").as_string();
@@ -71,10 +76,22 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<Options>();
   command->add_option("recipe", options->recipe, "a .yaml or .json file")->required()->type_name("");
   command->add_option("overrides", options->overrides, "key=value, +key=value, ~key, as in Hydra")->type_name("");
-  offer(command->add_option("--dtype", options->dtype, "what the model computes in")->group("Model")->type_name("NAME")->capture_default_str(), {"bf16", "fp16", "fp32"});
-  command->add_flag("--dry-run", options->dry_run, "validate, show the resolved recipe, matched sites and predicted counts")->group("Run");
-  command->add_option("--out", options->out, "run directories go below this folder")->group("Run")->type_name("DIR")->capture_default_str();
-  command->footer("Examples:\n  faultline run recipes/noise.yaml --dry-run\n  faultline run recipes/noise.yaml faults.0.what.strength=0.1 task.test=50\n\nGlobal options: see `faultline --help`.");
+  offer(command->add_option("--dtype", options->dtype, "what the model computes in")
+            ->group("Model")
+            ->type_name("NAME")
+            ->capture_default_str(),
+        {"bf16", "fp16", "fp32"});
+  command
+      ->add_flag("--dry-run", options->dry_run,
+                 "validate, show the resolved recipe, matched sites and predicted counts")
+      ->group("Run");
+  command->add_option("--out", options->out, "run directories go below this folder")
+      ->group("Run")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command->footer(
+      "Examples:\n  faultline run recipes/noise.yaml --dry-run\n  faultline run recipes/noise.yaml "
+      "faults.0.what.strength=0.1 task.test=50\n\nGlobal options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return run_recipe(*options, globals); }; });
 }
 

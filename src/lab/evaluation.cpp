@@ -38,7 +38,8 @@ Work prepare(const LoadedModel& loaded, const EvaluationSpec& spec) {
     if (spec.split != "train") wanted.train = std::max<int64_t>(wanted.shots, 1);
     Problems all = load_task(wanted);
     auto& chosen = spec.split == "train" ? all.train : spec.split == "shifted" ? all.shifted : all.test;
-    const std::span<const Problem> examples(all.train.data(), std::min<std::size_t>(all.train.size(), static_cast<std::size_t>(wanted.shots)));
+    const std::span<const Problem> examples(
+        all.train.data(), std::min<std::size_t>(all.train.size(), static_cast<std::size_t>(wanted.shots)));
     const std::size_t skip = spec.split == "train" ? examples.size() : 0;
     for (std::size_t i = skip; i < chosen.size() && std::ssize(work.problems) < spec.limit; ++i) {
       Problem problem = chosen[i];
@@ -53,17 +54,23 @@ Work prepare(const LoadedModel& loaded, const EvaluationSpec& spec) {
 void measure(const LoadedModel& loaded, const EvaluationSpec& spec, const Work& work, EvaluationRow& row,
              const std::function<void(const std::string&, int64_t)>& progress) {
   const PhaseGuard phase(Phase::kEval);
-  const auto advance = [&](int64_t count) { if (progress) progress(row.label, count); };
+  const auto advance = [&](int64_t count) {
+    if (progress) progress(row.label, count);
+  };
   const auto start = std::chrono::steady_clock::now();
-  if (!work.problems.empty()) row.answers = evaluate(*loaded.model, loaded.tokenizer, work.problems, spec.generation, advance);
-  if (!work.text_tokens.empty()) row.perplexity = perplexity(*loaded.model, work.text_tokens, spec.window, [](int64_t) {});
+  if (!work.problems.empty())
+    row.answers = evaluate(*loaded.model, loaded.tokenizer, work.problems, spec.generation, advance);
+  if (!work.text_tokens.empty())
+    row.perplexity = perplexity(*loaded.model, work.text_tokens, spec.window, [](int64_t) {});
   row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 Json accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
   const int64_t n = std::ssize(row.answers), correct = row.correct();
   const Interval interval = wilson_interval(correct, n);
-  Json json = {{"correct", correct}, {"questions", n}, {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
+  Json json = {{"correct", correct},
+               {"questions", n},
+               {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
                {"interval", {interval.low, interval.high}}};
   int64_t ended = 0;
   for (const Answer& answer : row.answers) ended += answer.ended;
@@ -81,7 +88,9 @@ Json accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
 }
 
 Json perplexity_json(const EvaluationRow& row, const EvaluationRow& clean) {
-  Json json = {{"perplexity", std::exp(row.perplexity->mean_loss)}, {"nats_per_token", row.perplexity->mean_loss}, {"tokens", row.perplexity->tokens}};
+  Json json = {{"perplexity", std::exp(row.perplexity->mean_loss)},
+               {"nats_per_token", row.perplexity->mean_loss},
+               {"tokens", row.perplexity->tokens}};
   if (&row == &clean || row.perplexity->window_losses.size() < 2) return json;
   const MeanInterval difference = paired_t_interval(row.perplexity->window_losses, clean.perplexity->window_losses);
   json["added_nats"] = difference.mean;
@@ -102,7 +111,7 @@ std::vector<EvaluationRow> run_evaluation(LoadedModel& loaded, const EvaluationS
                                           const std::function<void(const std::string&, int64_t)>& progress) {
   const Work work = prepare(loaded, spec);
   EvaluationSpec same = spec;
-  same.generation.fixed_batch = !cases.empty();  // clean and faulty rows see the same shapes throughout
+  same.generation.fixed_batch = !cases.empty();        // clean and faulty rows see the same shapes throughout
   std::vector<std::unique_ptr<Injection>> injections;  // all checked before the first is run
   for (const FaultCase& one : cases) {
     PlanSettings settings;

@@ -1,5 +1,5 @@
-// An evaluation: a model on a task, clean and under each fault, with the same prompts, sampling and scorer. Every faulty
-// row carries its own proof; a row without one has no numbers.
+// An evaluation: a model on a task, clean and under each fault, with the same prompts, sampling and scorer. Every
+// faulty row carries its own proof; a row without one has no numbers.
 #pragma once
 
 #include <optional>

@@ -61,18 +61,6 @@ at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& weight, const 
   return op.call(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
-at::Tensor pack_weight(const at::Tensor& weight) {
-  static const auto op = operator_named<at::Tensor(const at::Tensor&)>("faultline::pack_weight");
-  return op.call(weight);
-}
-
-at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t output_size, const at::Tensor& bias) {
-  static const auto op =
-      operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, const std::optional<at::Tensor>&)>(
-          "faultline::packed_linear");
-  return op.call(x, packed, output_size, bias.defined() ? std::optional(bias) : std::nullopt);
-}
-
 std::tuple<at::Tensor, at::Tensor> sample(const at::Tensor& logits, const at::Tensor& temperature,
                                           const at::Tensor& top_k, const at::Tensor& top_p, const at::Tensor& key,
                                           const at::Tensor& position) {

@@ -42,10 +42,6 @@ at::Tensor attend_cached(const at::Tensor& query, const at::Tensor& key_cache, c
 // product is slow. Family matmul. bias may be undefined.
 at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// The same product for batches on the CPU, from a copy of the weight in the order in which the kernel reads it.
-at::Tensor pack_weight(const at::Tensor& weight);
-at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& packed, int64_t output_size, const at::Tensor& bias);
-
 // The next token of each row and the log-probability that sampling gave it (of the tempered, untruncated distribution).
 // logits: (B, V); temperature, top_p: (B) fp32; top_k: (B) int64 (0: all); temperature 0 is greedy (the lowest index of
 // equal maxima; its log-probability is at temperature 1). Random numbers: the counter RNG of base/rng.h keyed by

@@ -48,9 +48,10 @@ double flops_of(std::string_view base, const std::vector<at::Tensor>& given, con
     }
     const bool adds = base.find("add") != std::string_view::npos && factors.size() >= 3;
     const std::size_t first = adds ? 1 : 0;
+    const int64_t outputs = base == "faultline::few_rows_linear" ? 0 : -1;  // its weight lies transposed
     if (factors.size() >= first + 2)
       return 2 * product(factors[first].sizes()) *
-             static_cast<double>(factors[first + 1].dim() >= 2 ? factors[first + 1].size(-1) : 1);
+             static_cast<double>(factors[first + 1].dim() >= 2 ? factors[first + 1].size(outputs) : 1);
   }
   if (family == "attention" && given.size() >= 3 && given[0].dim() == 4 && given[1].dim() == 4) {
     const double forward = 4 * product(given[0].sizes()) * static_cast<double>(given[1].size(-2));

@@ -39,7 +39,8 @@ const std::vector<std::string_view> kMatmul = {"aten::mm",
                                                "_C::onednn_mm",
                                                "_C::weight_packed_linear",
                                                "_C::cutlass_scaled_mm",
-                                               "_moe_C::*gemm*"};
+                                               "_moe_C::*gemm*",
+                                               "faultline::few_rows_linear"};
 const std::vector<std::string_view> kSoftmax = {"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data",
                                                 "aten::_log_softmax_backward_data", "aten::_masked_softmax"};
 const std::vector<std::string_view> kActivation = {"aten::silu",
@@ -58,7 +59,9 @@ const std::vector<std::string_view> kActivation = {"aten::silu",
                                                    "aten::tanh_backward",
                                                    "_C::silu_and_mul",
                                                    "_C::gelu_and_mul",
-                                                   "_C::gelu_tanh_and_mul"};
+                                                   "_C::gelu_tanh_and_mul",
+                                                   "faultline::swiglu",
+                                                   "faultline::swiglu_backward"};
 const std::vector<std::string_view> kNorm = {"aten::_fused_rms_norm",
                                              "aten::_fused_rms_norm_backward",
                                              "aten::native_layer_norm",
@@ -67,14 +70,18 @@ const std::vector<std::string_view> kNorm = {"aten::_fused_rms_norm",
                                              "aten::rsqrt",
                                              "aten::rsqrt_",
                                              "_C::rms_norm",
-                                             "_C::fused_add_rms_norm"};
+                                             "_C::fused_add_rms_norm",
+                                             "faultline::rms_norm",
+                                             "faultline::rms_norm_backward",
+                                             "faultline::add_rms_norm"};
 const std::vector<std::string_view> kAttention = {"aten::_scaled_dot_product_*",
                                                   "aten::_flash_attention_*",
                                                   "aten::_efficient_attention_*",
                                                   "_C::cpu_attention_with_kv_cache",
                                                   "_vllm_fa2_C::*fwd",
                                                   "_vllm_fa3_C::fwd",
-                                                  "_C::paged_attention*"};
+                                                  "_C::paged_attention*",
+                                                  "faultline::attend_cached"};
 
 std::vector<std::string_view> joined(std::initializer_list<const std::vector<std::string_view>*> parts) {
   std::vector<std::string_view> all;
@@ -82,10 +89,12 @@ std::vector<std::string_view> joined(std::initializer_list<const std::vector<std
   return all;
 }
 
+// Operators of the lab itself, not of its model; of the model's, copies and sampling belong to no family.
+bool is_of_the_lab(std::string_view base) { return base.starts_with("faultline::") && family_of(base).empty(); }
+
 // Copies, views, the optimizer and sampling compute nothing that a fault could spoil, or must not be spoiled.
 bool is_left_out_of_every(std::string_view base) {
-  static const std::vector<std::string_view> patterns = {"faultline::*",
-                                                         "prim*::*",
+  static const std::vector<std::string_view> patterns = {"prim*::*",
                                                          "aten::*copy*",
                                                          "aten::*clone*",
                                                          "aten::*empty*",
@@ -176,6 +185,7 @@ const Family* family_named(std::string_view name) {
 
 bool pattern_means(const std::string& pattern, std::string_view full) {
   const std::string_view base = base_name(full);
+  if (is_of_the_lab(base)) return false;
   if (pattern == "every") return !is_left_out_of_every(base);
   if (const Family* family = family_named(pattern)) return names_base(family->operators, base);
   return glob_matches(pattern, full) || glob_matches(pattern, base);
@@ -192,7 +202,7 @@ std::span<const Family> families() {
       {"attention", "fused attention", kAttention},
       {"rotary",
        "fused rotary embeddings (decomposed ones are a module tap)",
-       {"_C::rotary_embedding", "aten::_rotary*"}},
+       {"_C::rotary_embedding", "aten::_rotary*", "faultline::rotary"}},
       {"embedding",
        "embedding look-up and its gradient",
        {"aten::embedding", "aten::embedding_dense_backward", "aten::index_select"}},
@@ -274,7 +284,7 @@ std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vec
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const std::string full = full_name(name);
     names.insert(std::string(base_name(full)));
-    if (name.name.starts_with("faultline::") || !pattern_means(pattern, full)) continue;
+    if (!pattern_means(pattern, full)) continue;
     const bool excepted =
         std::any_of(except.begin(), except.end(), [&](const std::string& text) { return pattern_means(text, full); });
     const auto op = dispatcher.findSchema(name);

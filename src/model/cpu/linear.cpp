@@ -1,0 +1,126 @@
+// x (M, K) times weight (N, K) transposed, with the weights as they lie: row-major, read once, never packed. Each
+// output element is one chain of vector sums over K in a fixed order, whatever M is: a row of x gives the same bits
+// alone and in a batch. Tile instructions, where the processor has them, take over bf16 (linear_amx.cpp).
+#include "model/cpu/linear_amx.h"
+
+namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace {
+
+// How weights and prepared x meet: kStep elements at a time.
+template <class Type>
+struct Widened {
+  using Prepared = float;
+  using Operand = Vector;
+  static constexpr int kStep = kLanes;
+  FL_INLINE static Operand weight(const typename Type::Storage* from, int64_t left) { return load<Type>(from, left); }
+  FL_INLINE static Vector add_product(Vector sum, Operand w, const Prepared* x) {
+    return multiply_add(w, Float32::load(x), sum);
+  }
+  static void prepare(const typename Type::Storage* x, int64_t inputs, int64_t padded, Prepared* to) {
+    for (int64_t k = 0; k < padded; k += kLanes) Float32::store(to + k, load<Type>(x + k, inputs - k));
+  }
+};
+
+#if defined(__AVX512BF16__)
+// Products of bf16 pairs added in fp32 by one instruction; it takes subnormal numbers as zero.
+struct Pairs {
+  using Prepared = uint16_t;
+  using Operand = __m512bh;
+  static constexpr int kStep = 32;
+  FL_INLINE static Operand weight(const uint16_t* from, int64_t left) {
+    const __mmask32 mask = left >= kStep ? 0xFFFFFFFFu : (1u << left) - 1u;
+    return (__m512bh)_mm512_maskz_loadu_epi16(mask, from);
+  }
+  FL_INLINE static Vector add_product(Vector sum, Operand w, const Prepared* x) {
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, w, (__m512bh)_mm512_loadu_si512(x));
+  }
+  static void prepare(const uint16_t* x, int64_t inputs, int64_t padded, Prepared* to) {
+    for (int64_t k = 0; k < padded; ++k) to[k] = k < inputs ? x[k] : 0;
+  }
+};
+#endif
+
+template <class Type>
+struct Scheme : Widened<Type> {};
+#if defined(__AVX512BF16__)
+template <>
+struct Scheme<BFloat16> : Pairs {};
+#endif
+
+template <class Type>
+int64_t padded_inputs(const LinearArguments& a) {
+  return ceiling(a.inputs, Scheme<Type>::kStep) * Scheme<Type>::kStep;
+}
+
+// Outputs [n, n + kOutputs) of rows [m, m + kRows).
+template <class Type, int kOutputs, int kRows>
+void multiply(const LinearArguments& a, int64_t n, int64_t m) {
+  using S = Scheme<Type>;
+  const int64_t padded = padded_inputs<Type>(a);
+  const auto* weight = row_of<Type>(a.weight, a.inputs, n);
+  const auto* x = static_cast<const typename S::Prepared*>(a.prepared) + m * padded;
+  Vector sum[kOutputs][kRows] = {};
+  const auto step = [&](int64_t k, int64_t left) {
+    typename S::Operand w[kOutputs];
+    for (int i = 0; i < kOutputs; ++i) w[i] = S::weight(weight + i * a.inputs + k, left);
+    for (int j = 0; j < kRows; ++j) {
+      for (int i = 0; i < kOutputs; ++i) sum[i][j] = S::add_product(sum[i][j], w[i], x + j * padded + k);
+    }
+  };
+  int64_t k = 0;
+  for (; k + S::kStep <= a.inputs; k += S::kStep) {
+    for (int i = 0; i < kOutputs; ++i) __builtin_prefetch(weight + (kOutputs + i) * a.inputs + k);
+    step(k, S::kStep);
+  }
+  if (k < a.inputs) step(k, a.inputs - k);
+  for (int j = 0; j < kRows; ++j) {
+    Vector y = {};
+    for (int i = 0; i < kOutputs; ++i) y[i] = add_lanes(sum[i][j]);
+    if (a.bias != nullptr) y += load<Type>(row_of<Type>(a.bias, 1, n), kOutputs);
+    store<Type>(row_of<Type>(a.y, a.outputs, m + j) + n, y, kOutputs);
+  }
+}
+
+template <class Type, int kOutputs>
+void multiply_rows(const LinearArguments& a, int64_t n) {
+  int64_t m = 0;
+  for (; m + 4 <= a.rows; m += 4) multiply<Type, kOutputs, 4>(a, n, m);
+  for (; m < a.rows; ++m) multiply<Type, kOutputs, 1>(a, n, m);
+}
+
+}  // namespace
+
+int64_t linear_prepared_bytes(const LinearArguments& a) {
+  if (takes_tiles(a)) return tiles_prepared_bytes(a);
+  int64_t bytes = 0;
+  dispatch(a.storage, [&](auto type) {
+    using Type = decltype(type);
+    bytes = a.rows * padded_inputs<Type>(a) * static_cast<int64_t>(sizeof(typename Scheme<Type>::Prepared));
+  });
+  return bytes;
+}
+
+void linear_prepare(const LinearArguments& a) {
+  if (takes_tiles(a)) return tiles_prepare(a);
+  dispatch(a.storage, [&](auto type) {
+    using Type = decltype(type);
+    using S = Scheme<Type>;
+    const int64_t padded = padded_inputs<Type>(a);
+    for (int64_t row = 0; row < a.rows; ++row)
+      S::prepare(row_of<Type>(a.x, a.x_stride, row), a.inputs, padded,
+                 static_cast<typename S::Prepared*>(a.prepared) + row * padded);
+  });
+}
+
+void linear(const LinearArguments& a, int64_t first, int64_t last) {
+  if (takes_tiles(a)) return tiles_linear(a, first, last);
+  dispatch(a.storage, [&](auto type) {
+    using Type = decltype(type);
+    const int64_t end = smaller(last * kLinearBlock, a.outputs);
+    int64_t n = first * kLinearBlock;
+    for (; n + 4 <= end; n += 4) multiply_rows<Type, 4>(a, n);
+    for (; n < end; ++n) multiply_rows<Type, 1>(a, n);
+  });
+}
+
+}  // namespace faultline::ops::cpu::FAULTLINE_ISA
