@@ -24,7 +24,6 @@ LoadedModel load_model(const std::string& name, const LoadOptions& options) {
         fmt::format("{}: the tokenizer knows {} tokens, the embedding only {}; they belong to different models",
                     loaded.path.string(), known, rows));
   loaded.model = std::make_unique<CausalLm>(*checkpoint, options.dtype, options.device, options.progress);
-  if (options.pack) loaded.model->pack();
   return loaded;
 }
 

@@ -20,7 +20,6 @@ struct LoadedModel {
 struct LoadOptions {
   at::ScalarType dtype = at::kBFloat16;
   at::Device device = at::kCPU;
-  bool pack = true;  // prepacked copies for batches on the CPU: faster, twice the memory
   std::function<void(double)> progress = {};
 };
 

@@ -101,18 +101,6 @@ void CausalLm::ensure_positions(int64_t positions) const {
   rotary_ = make_rotary_table(config_, positions, device());
 }
 
-void CausalLm::pack() {
-  head_.pack();
-  for (Layer& layer : layers_) {
-    layer.attention.qkv.pack();
-    layer.attention.output.pack();
-    if (auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
-      mlp->gate_up.pack();
-      mlp->down.pack();
-    }
-  }
-}
-
 namespace {
 
 void add_linear(std::vector<CausalLm::Parameter>& all, Linear& linear) {

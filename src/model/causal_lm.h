@@ -45,7 +45,6 @@ class CausalLm {
   at::Tensor decode(const at::Tensor& tokens, const at::Tensor& positions, KvCache& cache) const;
 
   void ensure_positions(int64_t positions) const;  // the rotary table; before a graph is captured
-  void pack();                                     // prepacked copies for batches on the CPU
 
   const ModelConfig& config() const { return config_; }
   at::TensorOptions options() const { return embedding_.options(); }

@@ -10,14 +10,13 @@
 namespace faultline {
 namespace {
 
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRowsCuda = 8;
+
+// On the CPU a row has the same bits in every batch; on CUDA many rows are better served by the library.
+bool is_for_few_rows(const at::Tensor& x) { return x.is_cpu() || x.size(0) <= kFewRowsCuda; }
 
 at::Tensor product(const Linear& linear, const at::Tensor& x) {
-  if (at::GradMode::is_enabled()) return at::linear(x, linear.weight, linear.bias);
-  if (x.size(0) <= kFewRows) return ops::few_rows_linear(x, linear.weight, linear.bias);
-  // A rule on weights faults the parameter, which the packed copy is not.
-  if (linear.packed.defined() && !boundary_is_wanted(linear.place, Surface::kWeight))
-    return ops::packed_linear(x, linear.packed, linear.weight.size(0), linear.bias);
+  if (!at::GradMode::is_enabled() && is_for_few_rows(x)) return ops::few_rows_linear(x, linear.weight, linear.bias);
   return at::linear(x, linear.weight, linear.bias);
 }
 
@@ -43,10 +42,6 @@ at::Tensor Linear::operator()(const at::Tensor& x) const {
   const Scope scope(place);
   const at::Tensor y = product(*this, boundary(x, place, Surface::kInput));
   return boundary(any_part_is_wanted(*this) ? with_parts(*this, y) : y, place, Surface::kOutput);
-}
-
-void Linear::pack() {
-  if (weight.is_cpu() && weight.scalar_type() == at::kBFloat16) packed = ops::pack_weight(weight);
 }
 
 }  // namespace faultline

@@ -1,5 +1,5 @@
 // A linear layer with its place, and how its product is computed: by torch where gradients are wanted, by our own
-// few-rows product while generating, by a prepacked copy for batches on the CPU. Several linears that read the same
+// product where it is the faster one while generating. Several linears that read the same
 // input may be fused into one (q, k, v; gate, up): one operator call at the fused place, whose parts remain sites of
 // their own.
 #pragma once
@@ -23,10 +23,8 @@ struct Linear {
   at::Tensor weight;        // (out, in)
   at::Tensor bias;          // (out), or undefined
   std::vector<Part> parts;  // of a fused linear, in the order of their rows; empty: not fused
-  at::Tensor packed;        // the weight as ops::packed_linear reads it; undefined: not packed
 
   at::Tensor operator()(const at::Tensor& x) const;  // (N, in) -> (N, out)
-  void pack();                                       // for batches on the CPU; again after the weight has changed
 };
 
 }  // namespace faultline
