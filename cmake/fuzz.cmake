@@ -1,11 +1,20 @@
 # One libFuzzer executable for each src/**/NAME_fuzz.cpp.
 file(GLOB fuzz_sources CONFIGURE_DEPENDS src/*/*_fuzz.cpp)
+# The tokenizer, which needs no torch.
+set(tokenizer_sources unicode word_patterns regex pretokenizer added_tokens bpe tokenizer_spec json_field tokenizer_json
+    tokenizer_files chat chat_template stream_decoder tokenizer)
+list(TRANSFORM tokenizer_sources REPLACE "(.+)" "src/model/\\1.cpp")
+add_library(faultline_tokenizer OBJECT ${tokenizer_sources})
 foreach(source ${fuzz_sources})
   get_filename_component(name ${source} NAME_WE)
   add_executable(${name} ${source} $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)
+  if(name STREQUAL "tokenizer_fuzz")
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:faultline_tokenizer>)
+  endif()
   target_compile_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer,address,undefined)
   target_link_libraries(${name} PRIVATE faultline_third_party)
 endforeach()
-target_compile_options(faultline_base PRIVATE -fsanitize=fuzzer-no-link,address,undefined)
-target_compile_options(faultline_record PRIVATE -fsanitize=fuzzer-no-link,address,undefined)
+foreach(module base record tokenizer)
+  target_compile_options(faultline_${module} PRIVATE -fsanitize=fuzzer-no-link,address,undefined)
+endforeach()
