@@ -78,7 +78,7 @@ void CausalLm::prefill(const at::Tensor& tokens, const at::Tensor& lengths, cons
   sight.positions = positions.reshape(-1);
   sight.rows = count;
   sight.cache = &cache;
-  sight.cache_rows = rows.unsqueeze(1).expand({count, length}).reshape(-1);
+  sight.cache_rows = rows.unsqueeze(1).expand({count, length}).reshape(-1).contiguous();
   sight.cache_positions = at::where(positions < lengths.unsqueeze(1), positions, -1).reshape(-1);
   sight.rotary = &rotary_;
   forward(tokens.reshape(-1), sight, ForwardKind::kPrefill);
