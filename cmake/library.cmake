@@ -42,6 +42,8 @@ target_include_directories(faultline_lib PRIVATE ${CMAKE_BINARY_DIR}/generated)
 target_precompile_headers(faultline_lib PRIVATE <ATen/ATen.h> <torch/library.h>)
 target_link_libraries(faultline_lib PRIVATE torch faultline_third_party)
 target_link_options(faultline_lib PRIVATE -Wl,--exclude-libs,ALL)
+set_source_files_properties(src/task/data_files.cpp PROPERTIES
+                            COMPILE_DEFINITIONS FAULTLINE_SOURCE_DATA="${CMAKE_SOURCE_DIR}/data" SKIP_PRECOMPILE_HEADERS ON)
 # at::parallel_for is a header template: without OpenMP in these files it would run on one thread. The run-time library
 # is the one torch itself carries.
 set_source_files_properties(src/numeric/apply.cpp src/model/cpu_ops.cpp PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)

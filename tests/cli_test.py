@@ -44,13 +44,13 @@ def test_the_program_does_not_load_cuda():
 # --- list and explain -------------------------------------------------------------------------------------------------
 def test_list_and_explain_agree():
     names = []
-    for topic, count in (("faults", 22), ("formats", 19), ("operators", 10), ("schedules", 6)):
+    for topic, count in (("faults", 22), ("formats", 19), ("operators", 10), ("schedules", 6), ("tasks", 2)):
         entries = as_json("list", topic)
         assert len(entries) == count
         names += [entry["name"] for entry in entries]
     assert "relative_gaussian" in ok("list", "faults")
     assert len(set(names)) == len(names)
-    for name in ("epoch_aware", "int4"):
+    for name in ("epoch_aware", "int4", "gsm8k"):
         entry = as_json("explain", name)
         assert entry["name"] == name and entry["formula"] and entry["yaml"]
         assert all({"name", "type", "default", "meaning", "required"} <= set(p) for p in entry["parameters"])
@@ -201,8 +201,8 @@ def test_bash_completes_commands_options_and_names(complete):
 
 def test_bash_completes_what_the_catalogues_hold(complete):
     kinds, formats = ([entry["name"] for entry in as_json("list", topic)] for topic in ("faults", "formats"))
-    schedules = [entry["name"] for entry in as_json("list", "schedules")]
-    assert complete("faultline", "explain", "") == kinds + formats + schedules
+    schedules, tasks = ([entry["name"] for entry in as_json("list", topic)] for topic in ("schedules", "tasks"))
+    assert complete("faultline", "explain", "") == kinds + formats + schedules + tasks
     assert complete("faultline", "apply", "") == kinds
     assert complete("faultline", "apply", "zero", "'relative") == ["relative_gaussian"]
     assert complete("faultline", "apply", "'quantize(format=") == [f"quantize(format={name})" for name in formats]

@@ -1,15 +1,17 @@
-// `faultline explain NAME`: everything about one fault kind, number format or schedule. Parameters and ranges come from
-// the schemas that check recipes, and the YAML is the short form's own expansion, so neither can go stale.
+// `faultline explain NAME`: everything about one fault kind, number format, schedule or task. Parameters and ranges
+// come from the schemas that check recipes, and the YAML is the short form's own expansion, so neither can go stale.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "base/schedule.h"
+#include "base/schema_data.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "numeric/rule.h"
+#include "task/task.h"
 
 namespace faultline::cli {
 namespace {
@@ -98,11 +100,26 @@ Json explain_schedule(const ScheduleInfo& info) {
   return json;
 }
 
+Json explain_task(const TaskInfo& info) {
+  Json json = {{"name", info.name}, {"is", "task"}, {"summary", info.summary}};
+  json["formula"] = "reward 1 if the last '#### N' of the response's last 300 characters is the answer, else 0";
+  json["parameters"] = Json::array();
+  for (const SchemaField& field : info.options.data().fields) {
+    json["parameters"].push_back(parameter_json(
+        {field.name, field.schema, field.options.default_value, field.options.doc, field.options.required}));
+  }
+  json["short_form"] = fmt::format("task: {{name: {}}}", info.name);
+  json["yaml"] = to_yaml(parse_yaml(json["short_form"].get<std::string>(), "example"));
+  json["note"] = info.note;
+  return json;
+}
+
 std::vector<std::string> known_names() {
   std::vector<std::string> known;
   for (const KindInfo& info : kind_infos()) known.push_back(info.name);
   for (const FormatInfo& info : format_infos()) known.push_back(info.name);
   for (const ScheduleInfo& info : schedule_infos()) known.push_back(info.name);
+  for (const TaskInfo& info : task_infos()) known.push_back(info.name);
   return known;
 }
 
@@ -116,10 +133,13 @@ Json find_entry(const std::string& name) {
   for (const ScheduleInfo& info : schedule_infos()) {
     if (info.name == name) return explain_schedule(info);
   }
+  for (const TaskInfo& info : task_infos()) {
+    if (info.name == name) return explain_task(info);
+  }
   const std::string hint = did_you_mean(name, known_names());
-  throw UsageError(
-      fmt::format("no fault, format or schedule is called {}{}", describe_text(name),
-                  hint.empty() ? "; see `faultline list faults`, `list formats`, `list schedules`" : hint));
+  throw UsageError(fmt::format(
+      "no fault, format, schedule or task is called {}{}", describe_text(name),
+      hint.empty() ? "; see `faultline list faults`, `list formats`, `list schedules`, `list tasks`" : hint));
 }
 
 std::string indented(const std::string& text) {
@@ -149,9 +169,10 @@ std::string entry_text(const Json& entry) {
                     parameter["meaning"]});
   }
   text += rows.empty() ? "  none\n" : table(rows);
-  text += fmt::format("\n{}\n{}\n{}\n  {}\n", styled(Style::kHeading, "In a recipe"), indented(word("yaml")),
-                      styled(Style::kHeading, entry["is"] == "schedule" ? "In one line" : "Short form"),
-                      word("short_form"));
+  text += fmt::format(
+      "\n{}\n{}\n{}\n  {}\n", styled(Style::kHeading, "In a recipe"), indented(word("yaml")),
+      styled(Style::kHeading, entry["is"] == "schedule" || entry["is"] == "task" ? "In one line" : "Short form"),
+      word("short_form"));
   if (!word("note").empty()) text += "\n" + word("note") + "\n";
   return text;
 }
@@ -161,7 +182,7 @@ std::string entry_text(const Json& entry) {
 void add_explain(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("explain", "formula, parameters with ranges and an example of one name");
   auto name = std::make_shared<std::string>();
-  offer(command->add_option("name", *name, "a fault kind, number format or schedule")->required()->type_name(""),
+  offer(command->add_option("name", *name, "a fault kind, number format, schedule or task")->required()->type_name(""),
         known_names());
   command->footer(
       "Examples:\n  faultline explain deadzone\n  faultline explain nvfp4 --json\n\n"

@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "numeric/fault.h"
 #include "tap/operators.h"
+#include "task/task.h"
 
 namespace faultline::cli {
 namespace {
@@ -43,20 +44,36 @@ Rows operator_rows() {
   return rows;
 }
 
+std::string problem_counts(const TaskInfo& task) {
+  if (task.name != "gsm8k") return fmt::format("{}: any number", fmt::join(task.splits, ", "));
+  try {
+    return fmt::format("train: {}, test: {}", gsm8k("train").size(), gsm8k("test").size());
+  } catch (const UsageError&) {
+    return "its files are missing";
+  }
+}
+
+Rows task_rows() {
+  Rows rows = {{"name", "problems", "summary"}};
+  for (const TaskInfo& task : task_infos()) rows.push_back({task.name, problem_counts(task), task.summary});
+  return rows;
+}
+
 const std::vector<std::string>& topic_names() {
-  static const std::vector<std::string> topics = {"faults", "formats", "operators", "schedules"};
+  static const std::vector<std::string> topics = {"faults", "formats", "operators", "schedules", "tasks"};
   return topics;
 }
 
 ExitCode list(const std::string& topic, const Globals& globals) {
   const std::vector<std::string>& topics = topic_names();
   if (std::find(topics.begin(), topics.end(), topic) == topics.end()) {
-    throw UsageError(fmt::format("list: wanted faults, formats, operators or schedules, got '{}'{}", topic,
+    throw UsageError(fmt::format("list: wanted faults, formats, operators, schedules or tasks, got '{}'{}", topic,
                                  did_you_mean(topic, topics)));
   }
   Rows rows = topic == "faults"      ? fault_rows()
               : topic == "formats"   ? format_rows()
               : topic == "operators" ? operator_rows()
+              : topic == "tasks"     ? task_rows()
                                      : schedule_rows();
   // Long lists of operators belong into JSON; people want to see what a family is for.
   if (topic == "operators" && !globals.json) {
@@ -85,10 +102,11 @@ ExitCode list(const std::string& topic, const Globals& globals) {
 
 void add_list(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command =
-      app.add_subcommand("list", "what exists: fault kinds, number formats, operator families, schedules");
+      app.add_subcommand("list", "what exists: fault kinds, number formats, operator families, schedules, tasks");
   auto topic = std::make_shared<std::string>();
-  offer(command->add_option("topic", *topic, "faults, formats, operators or schedules")->required()->type_name(""),
-        topic_names());
+  offer(
+      command->add_option("topic", *topic, "faults, formats, operators, schedules or tasks")->required()->type_name(""),
+      topic_names());
   command->footer(
       "Examples:\n  faultline list faults\n  faultline list formats --json\n\nGlobal options: see `faultline --help`.");
   command->callback([&run, &globals, topic] { run = [&globals, topic] { return list(*topic, globals); }; });

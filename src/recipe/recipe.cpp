@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/override.h"
+#include "task/task.h"
 
 namespace faultline {
 namespace {
@@ -29,6 +30,7 @@ void register_once() {
   registry.add("phases", phases_schema(), {.doc = "in which phases the faults act"});
   registry.add("faults", Schema::list(rule_schema(RuleUse::kInPlan)).check(check_names),
                {.default_value = Node::list(), .doc = "the rules, in the order in which they apply at a site"});
+  register_task_section();
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {

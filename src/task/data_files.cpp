@@ -1,0 +1,49 @@
+#include "task/data_files.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "base/error.h"
+
+namespace faultline {
+namespace fs = std::filesystem;
+namespace {
+
+std::vector<std::string> data_folders() {
+  if (const char* wish = std::getenv("FAULTLINE_DATA"); wish != nullptr && *wish != '\0') return {wish};
+  std::vector<std::string> folders;
+  std::error_code ignored;
+  for (const fs::path& beside : {library_folder(), fs::read_symlink("/proc/self/exe", ignored).parent_path()}) {
+    if (beside.empty()) continue;
+    folders.push_back((beside / "data").string());
+    folders.push_back((beside.parent_path() / "data").string());
+  }
+  folders.emplace_back(FAULTLINE_SOURCE_DATA);
+  return folders;
+}
+
+}  // namespace
+
+fs::path library_folder() {
+  Dl_info info = {};
+  if (::dladdr(reinterpret_cast<const void*>(&library_folder), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code error;
+  const fs::path path = fs::canonical(info.dli_fname, error);
+  return error ? fs::path() : path.parent_path();
+}
+
+fs::path data_file(const std::string& name) {
+  const std::vector<std::string> folders = data_folders();
+  for (const std::string& folder : folders) {
+    std::error_code ignored;
+    if (fs::is_regular_file(fs::path(folder) / name, ignored)) return fs::path(folder) / name;
+  }
+  throw UsageError(fmt::format("{} was not found in {}; set FAULTLINE_DATA to the folder 'data' of the project", name,
+                               fmt::join(folders, ", ")));
+}
+
+}  // namespace faultline
