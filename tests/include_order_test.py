@@ -28,7 +28,7 @@ ARROWS = {
     "experiment": ["train", "lab"],
     "diagnose": ["lab"],
     "report": ["record"],
-    "recipe": ["aqn", "triage", "experiment", "diagnose", "report"],
+    "recipe": ["aqn", "triage", "experiment", "diagnose", "report", "lab"],
     "plugin": ["recipe"],
     "cli": ["plugin"],
 }

@@ -41,7 +41,7 @@ Census training_census(CausalLm& model) {
   const Census census = end_census();
   for (const CausalLm::Parameter& parameter : model.parameters()) {
     parameter.tensor->requires_grad_(false);
-    parameter.tensor->mutable_grad() = {};
+    parameter.tensor->mutable_grad().reset();
   }
   return census;
 }

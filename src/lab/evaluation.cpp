@@ -14,7 +14,7 @@
 namespace faultline {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 std::string read_whole(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -65,10 +65,10 @@ void measure(const LoadedModel& loaded, const EvaluationSpec& spec, const Work& 
   row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-Json accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
+OrderedJson accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
   const int64_t n = std::ssize(row.answers), correct = row.correct();
   const Interval interval = wilson_interval(correct, n);
-  Json json = {{"correct", correct},
+  OrderedJson json = {{"correct", correct},
                {"questions", n},
                {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
                {"interval", {interval.low, interval.high}}};
@@ -87,8 +87,8 @@ Json accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
   return json;
 }
 
-Json perplexity_json(const EvaluationRow& row, const EvaluationRow& clean) {
-  Json json = {{"perplexity", std::exp(row.perplexity->mean_loss)},
+OrderedJson perplexity_json(const EvaluationRow& row, const EvaluationRow& clean) {
+  OrderedJson json = {{"perplexity", std::exp(row.perplexity->mean_loss)},
                {"nats_per_token", row.perplexity->mean_loss},
                {"tokens", row.perplexity->tokens}};
   if (&row == &clean || row.perplexity->window_losses.size() < 2) return json;
@@ -121,10 +121,10 @@ std::vector<EvaluationRow> run_evaluation(LoadedModel& loaded, const EvaluationS
     injections.back()->self_check();
   }
   std::vector<EvaluationRow> rows;
-  rows.push_back({"clean", {}, {}, 0, {}, Json::array()});
+  rows.push_back({"clean", {}, {}, 0, {}, OrderedJson::array()});
   measure(loaded, same, work, rows.back(), progress);
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    EvaluationRow row{cases[i].label, {}, {}, 0, {}, Json::array()};
+    EvaluationRow row{cases[i].label, {}, {}, 0, {}, OrderedJson::array()};
     for (const Rule& rule : cases[i].rules) row.rules.push_back(to_json(rule.source));
     injections[i]->arm();
     measure(loaded, same, work, row, progress);
@@ -134,11 +134,11 @@ std::vector<EvaluationRow> run_evaluation(LoadedModel& loaded, const EvaluationS
   return rows;
 }
 
-Json evaluation_json(const std::vector<EvaluationRow>& rows) {
-  Json json = Json::array();
+OrderedJson evaluation_json(const std::vector<EvaluationRow>& rows) {
+  OrderedJson json = OrderedJson::array();
   const EvaluationRow& clean = rows.front();
   for (const EvaluationRow& row : rows) {
-    Json entry = {{"label", row.label}, {"rules", row.rules}, {"seconds", row.seconds}};
+    OrderedJson entry = {{"label", row.label}, {"rules", row.rules}, {"seconds", row.seconds}};
     const bool proven = !row.proof || row.proof->complaints.empty();
     if (proven && !row.answers.empty()) entry["task"] = accuracy_json(row, clean);
     if (proven && row.perplexity) entry["text"] = perplexity_json(row, clean);

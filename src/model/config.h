@@ -48,7 +48,17 @@ struct ModelConfig {
   bool is_sparse_layer(int64_t layer) const;  // its mlp is a mixture of experts
 };
 
-// config.json of a Hugging Face folder. Throws UsageError naming file and field.
+// config.json of a Hugging Face folder. Throws UsageError naming file and field: an unknown architecture or rope
+// scaling, and every option that would change the model's arithmetic in a way we do not have, is refused by name.
 ModelConfig read_config(const Json& json, const std::string& file);
+
+class GgufFile;
+ModelConfig read_config(const GgufFile& file);  // the same from a GGUF file's keys
+
+// As config.json has it; read_config gives the same configuration back.
+Json to_config_json(const ModelConfig& config);
+
+// The sizes fit together and are such that no product of them overflows. UsageError naming file and field.
+void check_config(const ModelConfig& config, const std::string& file);
 
 }  // namespace faultline

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "numeric/tensor_input.h"
 #include "record/json_text.h"
+#include "record/safetensors_header.h"
 
 namespace faultline {
 namespace {

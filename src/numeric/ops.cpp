@@ -11,7 +11,7 @@
 #include "numeric/apply.h"
 #include "numeric/gradient_mask.h"
 #include "numeric/resolution.h"
-#include "numeric/translated.h"
+#include "site/translated.h"
 
 namespace faultline {
 namespace {

@@ -6,16 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 
 namespace faultline {
 namespace {
-
-constexpr std::size_t kMaxDimensions = 32;
 
 void read_at(const InputFile& file, uint64_t offset, void* target, uint64_t count) {
   auto* bytes = static_cast<char*>(target);
@@ -64,13 +60,6 @@ uint64_t little_endian(std::string_view bytes) {
   uint64_t value = 0;
   for (std::size_t i = bytes.size(); i > 0; --i) value = (value << 8) | static_cast<unsigned char>(bytes[i - 1]);
   return value;
-}
-
-bool is_sizes(const nlohmann::json& value) {
-  return value.is_array() && value.size() <= kMaxDimensions &&
-         std::all_of(value.begin(), value.end(), [](const nlohmann::json& size) {
-           return size.is_number_unsigned() && size.get<uint64_t>() <= uint64_t{0x7FFFFFFFFFFFFFFF};
-         });
 }
 
 at::Tensor read_elements(const InputFile& file, uint64_t offset, const std::vector<int64_t>& sizes,

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,7 +35,6 @@ struct InputFile {
 InputFile open_input(const std::filesystem::path& path);
 std::string read_text(const InputFile& file, uint64_t offset, uint64_t count);  // checked against the file's size
 uint64_t little_endian(std::string_view bytes);
-bool is_sizes(const nlohmann::json& value);  // a list of at most 32 integers from 0 to 2^63 - 1
 at::Tensor read_elements(const InputFile& file, uint64_t offset, const std::vector<int64_t>& sizes,
                          at::ScalarType dtype);
 

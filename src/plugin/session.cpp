@@ -7,7 +7,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "numeric/translated.h"
+#include "site/translated.h"
 #include "recipe/recipe.h"
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/override.h"
+#include "lab/evaluation_schema.h"
 #include "task/task.h"
 
 namespace faultline {
@@ -31,6 +32,7 @@ void register_once() {
   registry.add("faults", Schema::list(rule_schema(RuleUse::kInPlan)).check(check_names),
                {.default_value = Node::list(), .doc = "the rules, in the order in which they apply at a site"});
   register_task_section();
+  register_evaluate_section();
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {

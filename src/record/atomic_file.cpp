@@ -40,8 +40,9 @@ class Temporary {
     if (!path_.empty()) ::unlink(path_.c_str());
   }
 
-  void write(std::string_view bytes, const std::filesystem::path& target) {
-    write_all(file_, bytes, target);
+  void write(std::string_view bytes, const std::filesystem::path& target) { write_all(file_, bytes, target); }
+
+  void finish(const std::filesystem::path& target) {
     sync_file(file_, target);
     // Network file systems report a full disk at close.
     if (::close(file_.release()) != 0 && errno != EINTR) fail_with_errno(target, "close", errno);
@@ -61,8 +62,13 @@ class Temporary {
 }  // namespace
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes) {
+  write_file_atomically(path, [&](const ByteSink& write) { write(bytes); });
+}
+
+void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink&)>& fill) {
   Temporary temporary(path);
-  temporary.write(bytes, path);
+  fill([&](std::string_view bytes) { temporary.write(bytes, path); });
+  temporary.finish(path);
   temporary.rename_to(path);
   sync_directory(path.parent_path());
 }

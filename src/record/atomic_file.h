@@ -4,11 +4,16 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string_view>
 
 namespace faultline {
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
+
+// The same for content that is made piece by piece: `fill` gets the function that appends.
+using ByteSink = std::function<void(std::string_view bytes)>;
+void write_file_atomically(const std::filesystem::path& path, const std::function<void(const ByteSink& write)>& fill);
 
 // Temporaries of processes that were killed half-way. Call only while holding the directory's lock: a live writer's
 // temporary looks the same.

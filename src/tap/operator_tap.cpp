@@ -12,7 +12,7 @@
 #include <mutex>
 #include <set>
 
-#include "numeric/translated.h"
+#include "site/translated.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
 #include "tap/replacement.h"

@@ -1,0 +1,129 @@
+// config.json: what is read, what it becomes again, and what is refused by name.
+#include "model/config.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace faultline {
+namespace {
+
+Json dense(const char* type) {
+  return {{"model_type", type},       {"vocab_size", 100},
+          {"hidden_size", 64},        {"num_hidden_layers", 3},
+          {"num_attention_heads", 4}, {"num_key_value_heads", 2},
+          {"intermediate_size", 96},  {"max_position_embeddings", 128},
+          {"rms_norm_eps", 1e-5}};
+}
+
+Json mixture(const char* type) {
+  Json json = dense(type);
+  json.update({{"num_experts", 8},
+               {"num_experts_per_tok", 2},
+               {"moe_intermediate_size", 24},
+               {"shared_expert_intermediate_size", 40},
+               {"decoder_sparse_step", 2},
+               {"mlp_only_layers", {1}}});
+  return json;
+}
+
+std::string refusal(const Json& json) {
+  try {
+    read_config(json, "config.json");
+  } catch (const UsageError& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with("config.json: ")) << error.what();
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_refused(const char* field, const Json& value, const std::string& words, Json json = dense("llama")) {
+  json[field] = value;
+  EXPECT_NE(refusal(json).find(words), std::string::npos) << words << ": " << refusal(json);
+}
+
+TEST(ModelConfig, FollowsTheFamily) {
+  const ModelConfig llama = read_config(dense("llama"), "config.json");
+  EXPECT_TRUE(!llama.attention_bias && !llama.query_key_norm && llama.head_size == 16 && llama.moe.experts == 0);
+  EXPECT_FALSE(llama.is_sparse_layer(1));
+  const ModelConfig qwen2 = read_config(dense("qwen2"), "config.json");
+  EXPECT_TRUE(qwen2.attention_bias && !qwen2.output_bias && !qwen2.query_key_norm);
+  const ModelConfig qwen3 = read_config(dense("qwen3"), "config.json");
+  EXPECT_TRUE(!qwen3.attention_bias && qwen3.query_key_norm && qwen3.head_size == 128);
+  Json biased = dense("llama");
+  biased["attention_bias"] = true;
+  EXPECT_TRUE(read_config(biased, "config.json").output_bias);
+}
+
+TEST(ModelConfig, KnowsWhichLayersAreSparse) {
+  Json json = mixture("qwen3_moe");
+  json["num_hidden_layers"] = 8;
+  const ModelConfig config = read_config(json, "config.json");
+  std::vector<int64_t> sparse;
+  for (int64_t layer = 0; layer < 8; ++layer) {
+    if (config.is_sparse_layer(layer)) sparse.push_back(layer);
+  }
+  EXPECT_EQ(sparse, (std::vector<int64_t>{3, 5, 7}));
+  EXPECT_EQ(config.moe.shared_expert_size, 0);
+  EXPECT_EQ(read_config(mixture("qwen2_moe"), "config.json").moe.shared_expert_size, 40);
+}
+
+TEST(ModelConfig, BecomesTheSameAgain) {
+  for (Json json : {dense("llama"), dense("qwen2"), dense("qwen3"), mixture("qwen2_moe"), mixture("qwen3_moe")}) {
+    json["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+    json["rope_theta"] = 5e5;
+    json["eos_token_id"] = {1, 2};
+    const Json once = to_config_json(read_config(json, "config.json"));
+    EXPECT_EQ(to_config_json(read_config(once, "again")), once);
+    EXPECT_EQ(once["rope_parameters"]["rope_type"], "linear");
+  }
+}
+
+TEST(ModelConfig, ReadsRopeInBothForms) {
+  Json json = dense("llama");
+  json["rope_parameters"] = {{"rope_type", "llama3"},   {"rope_theta", 5e5},
+                             {"factor", 8.0},           {"low_freq_factor", 1.0},
+                             {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+  const ModelConfig config = read_config(json, "config.json");
+  EXPECT_EQ(config.rope_theta, 5e5);
+  EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::kLlama3);
+  EXPECT_EQ(config.rope_scaling.factor, 8);
+}
+
+TEST(ModelConfig, RefusesWhatItDoesNotHave) {
+  ASSERT_EQ(refusal(dense("llama")), "accepted");
+  expect_refused("model_type", "mistral", "'mistral' is not supported");
+  expect_refused("model_type", 3, "model_type");
+  expect_refused("rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}, "'yarn' is not supported");
+  expect_refused("rope_scaling", {{"type", "linear"}}, "factor: is missing");
+  expect_refused("rope_parameters", {{"full_attention", {{"rope_theta", 1.0}}}}, "differ by layer");
+  expect_refused("use_sliding_window", true, "sliding windows");
+  expect_refused("layer_types", {"full_attention", "sliding_attention"}, "layer_types");
+  expect_refused("hidden_act", "gelu", "'gelu' is not supported");
+  expect_refused("mlp_bias", true, "mlp_bias");
+  expect_refused("partial_rotary_factor", 0.5, "partial_rotary_factor");
+  expect_refused("quantization_config", {{"bits", 4}}, "quantization_config");
+}
+
+TEST(ModelConfig, RefusesNumbersThatCannotBe) {
+  for (const char* field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                            "intermediate_size", "max_position_embeddings", "num_key_value_heads"}) {
+    for (const Json& value : {Json(0), Json(-1), Json(int64_t{1} << 60), Json(18446744073709551615U), Json(1.5),
+                              Json("8"), Json::array({8})}) {
+      expect_refused(field, value, "config.json: ");
+    }
+  }
+  expect_refused("num_key_value_heads", 3, "multiple of num_key_value_heads");
+  expect_refused("head_dim", 7, "head_dim must be even");
+  expect_refused("rms_norm_eps", -1.0, "rms_norm_eps");
+  expect_refused("rope_theta", 0, "rope_theta");
+  expect_refused("num_experts_per_tok", 9, "num_experts_per_tok", mixture("qwen2_moe"));
+  expect_refused("num_experts", int64_t{1} << 40, "num_experts", mixture("qwen2_moe"));
+  expect_refused("decoder_sparse_step", 0, "decoder_sparse_step", mixture("qwen2_moe"));
+  expect_refused("mlp_only_layers", {-1}, "mlp_only_layers", mixture("qwen2_moe"));
+  EXPECT_NE(refusal(Json::array()).find("wanted a JSON object"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace faultline

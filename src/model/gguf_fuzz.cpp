@@ -1,0 +1,58 @@
+// Fuzzes the GGUF container and its blocks. The first byte chooses: the bytes as a file, or as a file whose counts of
+// keys and tensors are repaired from them (random bytes seldom have a sound start). Every tensor that the parser lets
+// through is dequantised whole, from memory without anything after it, so that one byte too far is a finding.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "model/gguf_blocks.h"
+#include "model/gguf_parser.h"
+
+namespace {
+
+using namespace faultline;
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void check(const std::vector<std::byte>& file) {
+  const GgufContent content = parse_gguf(file, "fuzz.gguf");
+  for (const auto& [name, tensor] : content.tensors) {
+    require(tensor.bytes.data() >= file.data() &&
+            tensor.bytes.data() + tensor.bytes.size() <= file.data() + file.size());
+    const BlockType* block = find_block_type(tensor.type);
+    require(block != nullptr);
+    int64_t count = 1;
+    for (const int64_t size : tensor.sizes) count *= size;
+    require(static_cast<uint64_t>(count / block->values * block->bytes) == tensor.bytes.size());
+    std::vector<float> values(static_cast<std::size_t>(count));
+    dequantise(tensor.type, tensor.bytes.data(), count, values.data());
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 3) return 0;
+  const auto* bytes = reinterpret_cast<const std::byte*>(data);
+  std::vector<std::byte> file;
+  if (data[0] % 2 == 0) {
+    file.assign(bytes + 1, bytes + size);
+  } else {
+    const uint64_t start[3] = {uint64_t{3} << 32 | 0x46554747, data[1] % 4U, data[2] % 6U};
+    file.resize(sizeof start);
+    std::memcpy(file.data(), start, sizeof start);
+    file.insert(file.end(), bytes + 3, bytes + size);
+  }
+  file.shrink_to_fit();
+  try {
+    check(file);
+  } catch (const Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,210 @@
+"""Our model against transformers on the same files: tiny random models of all five families, and the default model. The
+files are written by transformers; ours reads them."""
+
+import json
+import os
+import pathlib
+
+import pytest
+import torch
+import transformers
+
+import faultline  # noqa: F401  loads the operators
+
+OPS = torch.ops.faultline
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "faultline"
+DEFAULT = CACHE / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+CPU = torch.device("cpu")
+
+COMMON = dict(vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5)
+MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, decoder_sparse_step=1, output_router_logits=False)
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, dict(rope_theta=10000.0, tie_word_embeddings=True)),
+    "llama_biased": (transformers.LlamaConfig, dict(attention_bias=True, tie_word_embeddings=False)),
+    "llama3": (transformers.LlamaConfig, dict(tie_word_embeddings=False, rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64))),
+    "qwen2": (transformers.Qwen2Config, dict(tie_word_embeddings=True)),
+    "qwen3": (transformers.Qwen3Config, dict(head_dim=24, tie_word_embeddings=False)),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, dict(shared_expert_intermediate_size=80, mlp_only_layers=[1], norm_topk_prob=False, **MOE)),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, dict(head_dim=16, norm_topk_prob=True, mlp_only_layers=[], **MOE)),
+}
+
+
+def make(family, folder):
+    config_class, more = FAMILIES[family]
+    torch.manual_seed(sum(map(ord, family)))
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**{**COMMON, **more})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # large enough to tell a missing bias or norm
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    reference = make(request.param, folder)
+    handle = OPS.model_open(str(folder), torch.float32, CPU)
+    yield reference, handle, folder
+    OPS.model_close(handle)
+
+
+def largest_difference(ours, theirs):
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def test_logits_are_those_of_transformers_in_fp32(pair):
+    reference, handle, _ = pair
+    tokens = torch.randint(0, 320, (3, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        theirs, ours = reference(tokens).logits, OPS.model_logits(handle, tokens)
+    assert largest_difference(ours, theirs) < 1e-4
+
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def reference_gradients(reference):
+    """By Hugging Face name; stacked experts taken apart."""
+    found = {}
+    for name, parameter in reference.named_parameters():
+        if name.endswith("experts.gate_up_proj"):
+            for e, part in enumerate(parameter.grad):
+                found[name.replace("experts.gate_up_proj", f"experts.{e}.gate_up_proj.weight")] = part
+        elif name.endswith("experts.down_proj"):
+            for e, part in enumerate(parameter.grad):
+                found[name.replace("experts.down_proj", f"experts.{e}.down_proj.weight")] = part
+        else:
+            found[name] = parameter.grad
+    return found
+
+
+def test_gradients_are_those_of_transformers(pair):
+    reference, handle, _ = pair
+    tokens = torch.randint(0, 320, (2, 12), generator=torch.Generator().manual_seed(2))
+    weight = torch.randn(2, 12, 320, generator=torch.Generator().manual_seed(3))
+    reference.zero_grad()
+    (reference(tokens).logits * weight).sum().backward()
+    theirs = reference_gradients(reference)
+    parameters = dict(zip(OPS.model_parameter_names(handle), OPS.model_parameters(handle)))
+    for parameter in parameters.values():
+        parameter.requires_grad_(True)
+    (OPS.model_logits(handle, tokens) * weight).sum().backward()
+    compared = 0
+    for name, parameter in parameters.items():
+        parent, _, kind = name.rpartition(".")
+        path, _, last = parent.rpartition(".")
+        if name not in theirs and last in FUSED:
+            expected = torch.cat([theirs[f"{path}.{part}.{kind}"] for part in FUSED[last]])
+        else:
+            expected = theirs[name]
+        scale = expected.abs().max()
+        assert ((parameter.grad - expected).abs().max() / scale < 1e-4) if scale > 0 else not parameter.grad.any(), name
+        compared += 1
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    assert compared == len(parameters) > 10
+
+
+def test_greedy_continuations_are_those_of_transformers(pair):
+    reference, handle, _ = pair
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, 320, (length,), generator=generator) for length in (1, 2, 5, 9, 17, 30)]
+    made, _ = OPS.model_generate(handle, torch.cat(prompts).tolist(), [len(p) for p in prompts], 24, 0.0, 0, 1.0, 0, 4, [], False)
+    for prompt, row in zip(prompts, made):
+        with torch.no_grad():
+            theirs = reference.generate(prompt.unsqueeze(0), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert row.tolist() == theirs[0, len(prompt) :].tolist()
+
+
+def test_sampled_log_probabilities_are_those_of_a_scoring_forward(pair):
+    _, handle, _ = pair
+    prompt = [5, 6, 7, 8]
+    made, chances = OPS.model_generate(handle, prompt, [4], 20, 0.7, 0, 1.0, 11, 1, [], False)
+    with torch.no_grad():
+        logits = OPS.model_logits(handle, torch.tensor([prompt + made[0].tolist()]))
+    expected = torch.log_softmax(logits[0, 3:-1] / 0.7, -1).gather(1, made[0].unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(chances[0], expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_sequence_does_not_depend_on_its_neighbours(pair):
+    _, handle, _ = pair
+    prompts = [[1, 2, 3], [9, 8, 7, 6, 5], [40], [100, 101]]
+    together, _ = OPS.model_generate(handle, sum(prompts, []), [len(p) for p in prompts], 12, 1.0, 0, 1.0, 50, 2, [3, 7], False)
+    for i, prompt in enumerate(prompts):
+        alone, _ = OPS.model_generate(handle, prompt, [len(prompt)], 12, 1.0, 0, 1.0, 50 + i, 1, [3, 7], False)
+        assert alone[0].tolist() == together[i].tolist()
+
+
+def test_an_end_token_ends_and_is_kept(pair):
+    _, handle, _ = pair
+    free, _ = OPS.model_generate(handle, [1, 2, 3], [3], 16, 0.0, 0, 1.0, 0, 1, [], False)
+    stop = free[0, 4].item()
+    ended, _ = OPS.model_generate(handle, [1, 2, 3], [3], 16, 0.0, 0, 1.0, 0, 1, [stop], False)
+    first = free[0].tolist().index(stop)
+    assert ended[0].tolist() == free[0, : first + 1].tolist() + [-1] * (15 - first)
+
+
+@pytest.mark.parametrize("prompt, sentence", [([], "is empty"), ([400], "holds token 400"), ([1] * 300, "context holds 256")])
+def test_a_prompt_that_cannot_be_run_is_refused(pair, prompt, sentence):
+    _, handle, _ = pair
+    with pytest.raises(Exception, match=sentence):
+        OPS.model_generate(handle, prompt, [len(prompt)], 4, 0.0, 0, 1.0, 0, 1, [], False)
+
+
+def test_routers_choose_as_transformers_do(pair):
+    reference, handle, folder = pair
+    if "moe" not in json.loads((folder / "config.json").read_text())["model_type"]:
+        return
+    # A wrong choice of experts changes logits far beyond rounding; equal logits over many tokens are equal choices.
+    tokens = torch.randint(0, 320, (4, 200), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        assert largest_difference(OPS.model_logits(handle, tokens), reference(tokens).logits) < 1e-4
+
+
+# --- the default model ------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def smollm():
+    if not DEFAULT.exists():
+        pytest.skip("no default model; ./dev setup fetches it")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(DEFAULT.parent, gguf_file=DEFAULT.name, dtype=torch.float32).eval()
+    return loaded
+
+
+PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "2 + 2 =", "Water boils at", "The quick brown fox", "In 1969", "My favourite colour"]
+
+
+def tokens_of(text):
+    handle = OPS.tokenizer_load(str(DEFAULT))
+    return list(OPS.tokenizer_encode(handle, text, True))
+
+
+def test_the_default_model_gives_the_logits_of_transformers(smollm):
+    handle = OPS.model_open("default", torch.float32, CPU)
+    tokens = torch.tensor([tokens_of("The capital of France is Paris, and the capital of Italy is Rome. " * 2)])
+    with torch.no_grad():
+        theirs, ours = smollm(tokens).logits, OPS.model_logits(handle, tokens)
+    OPS.model_close(handle)
+    assert largest_difference(ours, theirs) < 1e-4
+
+
+def test_the_default_model_continues_as_transformers_does(smollm):
+    handle = OPS.model_open("default", torch.float32, CPU)
+    prompts = [tokens_of(text) for text in PROMPTS]
+    made, _ = OPS.model_generate(handle, sum(prompts, []), [len(p) for p in prompts], 16, 0.0, 0, 1.0, 0, 8, [], False)
+    OPS.model_close(handle)
+    for prompt, row in zip(prompts, made):
+        with torch.no_grad():
+            theirs = smollm.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=2)
+        assert row.tolist() == theirs[0, len(prompt) :].tolist()
+
+
+def test_bf16_agrees_on_the_likeliest_token(smollm):
+    handle = OPS.model_open("default", torch.bfloat16, CPU)
+    text = " ".join(PROMPTS) + " The sun rises in the east and sets in the west. People have known this for thousands of years."
+    tokens = torch.tensor([tokens_of(text)])
+    with torch.no_grad():
+        theirs, ours = smollm.to(torch.bfloat16)(tokens).logits.argmax(-1), OPS.model_logits(handle, tokens).argmax(-1)
+    smollm.float()
+    OPS.model_close(handle)
+    assert (theirs == ours).float().mean() > 0.95  # the whole table is in docs/results/model.md
