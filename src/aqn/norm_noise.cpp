@@ -79,9 +79,10 @@ void check_representable(const at::Tensor& weight, const std::string& name, doub
   const double half_step = std::exp2(std::floor(std::log2(median)) - digits - 1);
   const double strength = relative ? sigma * median : sigma;
   if (strength < half_step)
-    throw UsageError(fmt::format("aqn: sigma {:g} on {} ({}) is below half a step of its numbers, {:g}: rounding would "
-                                 "remove nearly all of it; use a larger sigma or fp32 weights",
-                                 sigma, name, c10::toString(weight.scalar_type()), half_step));
+    throw UsageError(
+        fmt::format("aqn: sigma {:g} on {} ({}) is below half a step of its numbers, {:g}: rounding would "
+                    "remove nearly all of it; use a larger sigma or fp32 weights",
+                    sigma, name, c10::toString(weight.scalar_type()), half_step));
 }
 
 NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t layer_count, uint64_t seed,
@@ -116,8 +117,8 @@ at::Tensor NormNoise::clean_values() const {
 }
 
 // Note [Graphs read copies]: a decode step captured under a guard reads the copies' memory for ever. Were the clean
-// weights in place at the first rollout (sigma 0, no guard), every later noise would be invisible to the graph: lesson 6
-// in another dress. So rollouts always run under a guard.
+// weights in place at the first rollout (sigma 0, no guard), every later noise would be invisible to the graph: lesson
+// 6 in another dress. So rollouts always run under a guard.
 std::shared_ptr<void> NormNoise::apply(int64_t step) {
   FL_ASSERT(!active_);
   const at::NoGradGuard no_gradients;
@@ -131,8 +132,8 @@ std::shared_ptr<void> NormNoise::apply(int64_t step) {
     const NoiseTarget& target = targets_[i];
     const at::Tensor clean = before_.narrow(0, first, target.weight->numel());
     first += clean.numel();
-    const double strength = sigma * layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step,
-                                                     total_steps_);
+    const double strength =
+        sigma * layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);
     const at::Tensor scale = spec_.relative ? clean.abs() * strength : at::full_like(clean, strength);
     const at::Tensor noisy =
         strength == 0 ? clean : clean + scale * norm_deviates(seed_, step, target.name, clean.numel());

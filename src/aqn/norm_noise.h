@@ -1,8 +1,8 @@
 // AQN: Gaussian noise on the RMSNorm weights of the policy that samples, while actor, reference and validation stay
 // clean. The decisions that shaped it: the noise lives in fp32 copies that take the weights' places for as long as a
-// guard lives, so nothing can be left behind (Note [No random walk]); an element's deviate is a function of (seed, step,
-// parameter name, element), so replicas and resumed runs agree; and what is reported is measured on the copies, never
-// computed from the schedule.
+// guard lives, so nothing can be left behind (Note [No random walk]); an element's deviate is a function of (seed,
+// step, parameter name, element), so replicas and resumed runs agree; and what is reported is measured on the copies,
+// never computed from the schedule.
 #pragma once
 
 #include <ATen/core/Tensor.h>

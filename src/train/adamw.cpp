@@ -175,6 +175,12 @@ double AdamW::step(double learning_rate_factor) {
   return norm;
 }
 
+void AdamW::restart(const AdamWOptions& options) {
+  options_ = options;
+  steps_ = 0;
+  for (const at::Tensor& moments : {first_, second_, gradients_}) moments.zero_();
+}
+
 void AdamW::write_parameters() {
   const at::NoGradGuard no_gradients;
   std::vector<at::Tensor> targets;
@@ -187,8 +193,7 @@ namespace {
 void adamw_operator(const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
                     const at::Tensor& gradients, int64_t step, double scale, double learning_rate, double beta1,
                     double beta2, double epsilon, double weight_decay) {
-  adamw_update(weights, first, second, gradients, step, scale,
-               {learning_rate, beta1, beta2, epsilon, weight_decay, 0});
+  adamw_update(weights, first, second, gradients, step, scale, {learning_rate, beta1, beta2, epsilon, weight_decay, 0});
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// AdamW (decoupled weight decay) over a model's parameters, with fp32 master weights and fp32 sums of gradients whatever
-// the model computes in. All state lies in four flat tensors, one piece a parameter, so that an update is one pass over
-// memory and a checkpoint four reads. Bits depend on the gradients alone: the CPU's update is element by element without
-// contraction, its norm a sum in a fixed order; threads do not matter. Parameters are written in place: storages stay,
-// and with them places, prepared faults and captured graphs.
+// AdamW (decoupled weight decay) over a model's parameters, with fp32 master weights and fp32 sums of gradients
+// whatever the model computes in. All state lies in four flat tensors, one piece a parameter, so that an update is one
+// pass over memory and a checkpoint four reads. Bits depend on the gradients alone: the CPU's update is element by
+// element without contraction, its norm a sum in a fixed order; threads do not matter. Parameters are written in place:
+// storages stay, and with them places, prepared faults and captured graphs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,6 +42,7 @@ class AdamW {
   // parameter in the model's order, and drops the gradients.
   double step(double learning_rate_factor = 1);
 
+  void restart(const AdamWOptions& options);  // a new stage: the masters stay, the moments begin again
   void write_parameters();  // the masters, rounded, into the model: after something else was put there
 
   const std::vector<CausalLm::Parameter>& parameters() const { return parameters_; }

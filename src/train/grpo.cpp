@@ -27,14 +27,13 @@ void require_same_shape(const at::Tensor& a, const char* a_name, const at::Tenso
   require_full_precision(a, a_name);
   require_full_precision(b, b_name);
   if (a.sizes() != b.sizes())
-    throw UsageError(
-        fmt::format("{} has shape ({}), {} ({})", a_name, fmt::join(a.sizes(), ", "), b_name, fmt::join(b.sizes(), ", ")));
+    throw UsageError(fmt::format("{} has shape ({}), {} ({})", a_name, fmt::join(a.sizes(), ", "), b_name,
+                                 fmt::join(b.sizes(), ", ")));
 }
 
 std::size_t index_by_name(std::string_view name, const std::vector<std::string>& names, const char* what) {
   const auto found = std::find(names.begin(), names.end(), name);
-  if (found == names.end())
-    throw UsageError(fmt::format("unknown {} '{}'{}", what, name, did_you_mean(name, names)));
+  if (found == names.end()) throw UsageError(fmt::format("unknown {} '{}'{}", what, name, did_you_mean(name, names)));
   return static_cast<std::size_t>(found - names.begin());
 }
 
@@ -125,7 +124,8 @@ at::Tensor kl_terms(const at::Tensor& now, const at::Tensor& reference, KlEstima
 
 at::Tensor importance_weights(const at::Tensor& actor, const at::Tensor& rollout, double limit) {
   require_same_shape(actor, "actor log-probabilities", rollout, "rollout log-probabilities");
-  if (!(limit > 0)) throw UsageError(fmt::format("truncated importance sampling: the limit must be positive; got {}", limit));
+  if (!(limit > 0))
+    throw UsageError(fmt::format("truncated importance sampling: the limit must be positive; got {}", limit));
   return (actor - rollout).detach().clamp(-kMaxLogRatio, kMaxLogRatio).exp().clamp_max(limit);
 }
 

@@ -38,9 +38,9 @@ struct ClipOptions {
   double dual = 3;               // bound on -A r for A < 0
 };
 struct PolicyTerms {
-  at::Tensor loss;         // per token, with gradient
-  at::Tensor clipped;      // 1 where the clip decided
-  at::Tensor dual_bounded; // 1 where the dual bound did
+  at::Tensor loss;          // per token, with gradient
+  at::Tensor clipped;       // 1 where the clip decided
+  at::Tensor dual_bounded;  // 1 where the dual bound did
 };
 // d = clamp(now - old, ±20), r = e^d, L = max(-A r, -A clamp(r, 1 - low, 1 + high)); for A < 0 also min(L, -A dual).
 // now, old, advantages: one shape
@@ -61,11 +61,11 @@ at::Tensor full_kl(const at::Tensor& p_logits, const at::Tensor& q_logits);
 
 // How far the policy that sampled is from the one that learns.
 struct Mismatch {
-  double mean_difference = 0, max_difference = 0;  // |log-probability of actor - of rollout|
-  double mean_probability_difference = 0;          // |probability - probability|
-  double k1 = 0, k3 = 0;                           // estimates of KL(rollout || actor), over tokens
+  double mean_difference = 0, max_difference = 0;          // |log-probability of actor - of rollout|
+  double mean_probability_difference = 0;                  // |probability - probability|
+  double k1 = 0, k3 = 0;                                   // estimates of KL(rollout || actor), over tokens
   double ratio_low = 1, ratio_median = 1, ratio_high = 1;  // e^(actor - rollout): quantiles 1 %, 50 %, 99 %
-  double effective_share = 1;  // effective sample size / tokens: (sum w)^2 / (n sum w^2)
+  double effective_share = 1;                              // effective sample size / tokens: (sum w)^2 / (n sum w^2)
   int64_t tokens = 0;
 };
 Mismatch mismatch(const at::Tensor& actor, const at::Tensor& rollout, const at::Tensor& mask);

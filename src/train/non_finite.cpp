@@ -13,7 +13,7 @@ namespace faultline {
 namespace {
 
 std::mutex mutex;
-bool watching = false;              // guarded by mutex, as is `found`
+bool watching = false;  // guarded by mutex, as is `found`
 std::optional<std::string> found;
 thread_local bool checking = false;  // the check itself runs operators
 
@@ -32,7 +32,9 @@ bool is_bad(const c10::IValue& value) {
 }
 
 // What only makes room holds whatever was there before.
-bool makes_room(std::string_view name) { return name.starts_with("aten::empty") || name.starts_with("aten::new_empty"); }
+bool makes_room(std::string_view name) {
+  return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+}
 
 void look(const at::RecordFunction& function, at::ObserverContext*) {
   if (checking || makes_room(function.name())) return;
