@@ -34,6 +34,7 @@ foreach(module site numeric tap aqn race triage model task lab train experiment 
   module_sources(${module} module_files)
   list(APPEND library_sources ${module_files})
 endforeach()
+list(APPEND library_sources src/model/cuda/graph.cpp)  # a refusal where there is no CUDA
 add_library(faultline_lib SHARED ${library_sources} ${kernel_objects}
             $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)
 set_target_properties(faultline_lib PROPERTIES OUTPUT_NAME faultline DEFINE_SYMBOL "")
@@ -54,8 +55,9 @@ unset(GOMP CACHE)  # another environment may be in use since
 find_library(GOMP NAMES libgomp.so.1 gomp PATHS ${TORCH_ROOT}/lib ${TORCH_ROOT}/../torch.libs REQUIRED NO_DEFAULT_PATH)
 target_link_libraries(faultline_lib PRIVATE ${GOMP})
 if(FAULTLINE_CUDA)
-  target_sources(faultline_lib PRIVATE $<TARGET_OBJECTS:faultline_cuda>)
-  set_property(SOURCE src/numeric/apply.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
+  target_sources(faultline_lib PRIVATE $<TARGET_OBJECTS:faultline_cuda> $<TARGET_OBJECTS:faultline_model_cuda>)
+  set_source_files_properties(src/model/cuda/graph.cpp PROPERTIES INCLUDE_DIRECTORIES "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
+  set_property(SOURCE src/numeric/apply.cpp src/model/cuda_ops.cpp src/model/cuda/graph.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
   target_link_directories(faultline_lib PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
   target_link_libraries(faultline_lib PRIVATE cudart_static rt)
 endif()

@@ -59,7 +59,7 @@ def linear_cases(model, batch):
     reorder, pointwise = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
     for name, (outputs, inputs) in [*SHAPES.items(), ("lm_head", (VOCABULARY, HIDDEN))]:
         weights = [model.head] if name == "lm_head" else [layer[name] for layer in model.layers]
-        packed = [reorder(weight.to_mkldnn(), batch) for weight in weights]
+        packed = [reorder(weight, batch) for weight in weights]
         x = random(batch, inputs)
         yield (
             name,

@@ -130,7 +130,7 @@ def test_the_whole_default_model_equals_the_gguf_package_to_the_bit():
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(tuple(reversed(tensor.shape.tolist())))
         heads = {"attn_q": 9, "attn_k": 3}.get(tensor.name.split(".")[-2], 0)
-        values = torch.from_numpy(unpermuted(values, heads) if heads else values)
+        values = torch.tensor(unpermuted(values, heads) if heads else values)
         assert same_bits(read("default", mapped_name(tensor.name), torch.bfloat16), values.bfloat16()), tensor.name
         parameters += values.numel()
     assert parameters == 134_515_008

@@ -126,7 +126,7 @@ def test_the_answer_is_what_the_words_ask_for(split, difficulty):
 
 def test_no_number_triple_is_in_two_splits():
     triples = {split: {tuple(sorted(numbers(p))) for p in problems(split=split, count=100_000, seed=3)} for split in ("train", "test", "shifted")}
-    assert len(triples["train"]) > 50_000 and len(triples["test"]) > 9_000 and len(triples["shifted"]) > 10_000
+    assert len(triples["train"]) > 40_000 and len(triples["test"]) > 9_000 and len(triples["shifted"]) > 10_000
     for seed, difficulty in ((1, 1), (2, 3), (99, 4)):  # nor between seeds and levels
         for split, known in triples.items():
             known |= {tuple(sorted(numbers(p))) for p in problems(split=split, count=5000, seed=seed, difficulty=difficulty)}
@@ -301,4 +301,4 @@ def test_files_that_are_no_parquet_are_refused(parquet, tmp_path):
         file = tmp_path / f"{name}.parquet"
         file.write_bytes(data)
         refused(file, "parquet")
-    refused(write(parquet, tmp_path / "none.parquet", [GOOD][:0] or [GOOD], row_group_size=1) + "x", "wanted a .jsonl or .parquet")
+    refused(tmp_path / "train.csv", "wanted a .jsonl or .parquet")

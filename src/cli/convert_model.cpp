@@ -94,47 +94,56 @@ void write_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& 
   }
 }
 
-ExitCode convert(const ConvertOptions& options, const Globals& globals) {
-  const at::ScalarType dtype = chosen_dtype(options.dtype);
-  const std::filesystem::path output = options.output;
-  if (std::filesystem::exists(std::filesystem::symlink_status(output))) {
-    throw UsageError(fmt::format("{} exists already; choose another name or remove it", output.string()));
-  }
-  const auto checkpoint = open_checkpoint(options.input);
-  const std::filesystem::path normal = (output / ".").lexically_normal().parent_path();
-  const std::filesystem::path unfinished = fmt::format("{}.unfinished-{}", normal.string(), ::getpid());
+// -> bytes of weights
+int64_t write_folder(const Checkpoint& checkpoint, const Shards& shards, at::ScalarType dtype,
+                     const std::filesystem::path& folder) {
+  Json config = to_config_json(checkpoint.config());
+  const char* name = dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
+  config["dtype"] = config["torch_dtype"] = name;  // transformers 5 reads the first, older ones the second
+  write_json(folder / "config.json", config);
+  write_tokenizer(checkpoint, folder);
+  return write_weights(checkpoint, shards, folder);
+}
+
+// Under another name until it is complete; removed where that fails.
+int64_t write_whole_folder(const Checkpoint& checkpoint, const Shards& shards, at::ScalarType dtype,
+                           const std::filesystem::path& output) {
+  const std::filesystem::path target = (output / ".").lexically_normal().parent_path();
+  const std::filesystem::path unfinished = fmt::format("{}.unfinished-{}", target.string(), ::getpid());
   std::error_code error;
   if (!std::filesystem::create_directory(unfinished, error)) {
     throw UsageError(fmt::format("{}: the folder cannot be made: {}", unfinished.string(), error.message()));
   }
-  const Shards shards = divide(*checkpoint, dtype);
-  int64_t bytes = 0;
   try {
-    Json config = to_config_json(checkpoint->config());
-    config["dtype"] = config["torch_dtype"] = dtype == at::kFloat  ? "float32"
-                                              : dtype == at::kHalf ? "float16"
-                                                                   : "bfloat16";
-    write_json(unfinished / "config.json", config);
-    write_tokenizer(*checkpoint, unfinished);
-    bytes = write_weights(*checkpoint, shards, unfinished);
-    std::filesystem::rename(unfinished, normal);
+    const int64_t bytes = write_folder(checkpoint, shards, dtype, unfinished);
+    std::filesystem::rename(unfinished, target);
+    return bytes;
   } catch (...) {
     std::filesystem::remove_all(unfinished, error);
     throw;
   }
+}
+
+ExitCode convert(const ConvertOptions& options, const Globals& globals) {
+  const at::ScalarType dtype = chosen_dtype(options.dtype);
+  if (std::filesystem::exists(std::filesystem::symlink_status(options.output))) {
+    throw UsageError(fmt::format("{} exists already; choose another name or remove it", options.output));
+  }
+  const auto checkpoint = open_checkpoint(options.input);
+  const Shards shards = divide(*checkpoint, dtype);
+  const int64_t bytes = write_whole_folder(*checkpoint, shards, dtype, options.output);
   const std::size_t tensors = checkpoint->names().size();
   if (globals.json) {
     print_json({{"model", checkpoint->path().string()},
-                {"folder", output.string()},
+                {"folder", options.output},
                 {"architecture", architecture_name(checkpoint->config().architecture)},
                 {"dtype", options.dtype},
                 {"tensors", tensors},
                 {"bytes", bytes},
                 {"files", shards.size()}});
   } else {
-    print(fmt::format("{}: {} tensors of {} in {} file{}, {:.1f} MB; load it with `--model {}`\n", output.string(),
-                      tensors, options.dtype, shards.size(), shards.size() == 1 ? "" : "s",
-                      static_cast<double>(bytes) / 1e6, shell_quoted(output.string())));
+    print(fmt::format("{}: {} tensors of {} in {} file{}, {:.1f} MB\n", options.output, tensors, options.dtype,
+                      shards.size(), shards.size() == 1 ? "" : "s", static_cast<double>(bytes) / 1e6));
   }
   return ExitCode::kOk;
 }

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/error.h"
+#include "model/cuda/graph.h"
 #include "model/decode_batch.h"
-#include "model/decode_graph.h"
 #include "site/boundary.h"
 
 namespace faultline {
@@ -46,7 +46,7 @@ struct Generator::State {
   GenerateOptions options;
   Statistics statistics;
   std::optional<DecodeBatch> batch;
-  DecodeGraph graph;
+  std::optional<DecodeGraph> graph;
   uint64_t captured_under = 0;  // site_listener_changes() at capture
 
   // This run.
@@ -146,17 +146,17 @@ void Generator::State::decode(int64_t steps, int64_t slots) {
     return;
   }
   int64_t done = 0;
-  if (!graph.captured() || captured_under != site_listener_changes()) {
+  if (!graph || captured_under != site_listener_changes()) {
     model.ensure_positions(batch->cache.context);
     batch->step(model);  // a real step warms everything up that a capture may not do
     ++done;
-    graph.capture(model.device(), [&] { batch->step(model); });
+    graph.emplace(model.device()).capture([&] { batch->step(model); }, /*warmups=*/0);
     count_forwards(ForwardKind::kDecode, -1);  // the capture itself ran nothing
     captured_under = site_listener_changes();
     ++statistics.captures;
   }
   for (; done < steps; ++done) {
-    graph.replay();
+    graph->replay();
     count_forwards(ForwardKind::kDecode, 1);
   }
 }

@@ -75,6 +75,8 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("swiglu(Tensor gate_up) -> Tensor");
+  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  m.def("swiglu_backward(Tensor grad, Tensor gate_up) -> Tensor");
   m.def("rotary(Tensor x, Tensor positions, Tensor cos, Tensor sin, int heads) -> Tensor");
   m.def(
       "store_kv_(Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor key, Tensor value, Tensor rows, Tensor "

@@ -14,6 +14,7 @@
 namespace faultline {
 
 class GgufFile;
+struct TokenizerSpec;
 
 struct Message {
   std::string role;  // system, user, assistant
@@ -30,9 +31,11 @@ class Tokenizer {
   // exist.
   static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
   static Tokenizer from_gguf(const GgufFile& file);
+  static Tokenizer from_spec(TokenizerSpec spec);  // what both of them read a file into
 
-  // Text -> ids; added tokens in the text are recognised (parse_special). Bytes that are not UTF-8 are encoded as the
-  // bytes they are, each run of them apart, and decode to themselves.
+  // Text -> ids; added tokens in the text are recognised, special ones only if parse_special. Bytes that are not UTF-8
+  // are encoded as the bytes they are, each run of them apart, and decode to themselves. A byte that the vocabulary has
+  // no token for (SmolLM2 lacks 21, all of them control characters or not UTF-8) is left out, as Hugging Face does.
   std::vector<int64_t> encode(std::string_view text, bool parse_special = true) const;
   // Ids -> bytes, exactly; skip_special leaves special tokens out. Ids outside the vocabulary: UsageError.
   std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
@@ -53,6 +56,9 @@ class Tokenizer {
   explicit Tokenizer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
+
+// Bytes -> UTF-8: what is broken becomes U+FFFD, one for each character begun or stray byte.
+std::string to_text(std::string bytes);
 
 // Ids one after another -> text that never ends inside a UTF-8 character.
 class StreamDecoder {

@@ -15,7 +15,7 @@ namespace faultline {
 
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path);  // UsageError: no such file, or not a regular one
+  explicit MappedFile(const std::filesystem::path& path);  // UsageError where it is not a regular file
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

@@ -481,14 +481,17 @@ TEST(Operators, ResolveNamesFamiliesAndGlobs) {
     return found;
   };
   const auto matmul = names("matmul");
-  for (const char* name :
-       {"aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out", "aten::addmm_", "aten::bmm", "aten::bmm.out",
-        "aten::baddbmm", "aten::baddbmm.out", "aten::baddbmm_", "aten::mv", "aten::addmv", "aten::addmv_", "aten::dot"})
+  for (const char* name : {"aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out", "aten::addmm_", "aten::bmm",
+                           "aten::bmm.out", "aten::baddbmm", "aten::baddbmm.out", "aten::baddbmm_", "aten::mv",
+                           "aten::addmv", "aten::addmv_", "aten::dot", "faultline::few_rows_linear"})
     EXPECT_TRUE(matmul.contains(name)) << name;
   EXPECT_EQ(names("aten::mm.out"), std::set<std::string>{"aten::mm.out"});
   EXPECT_TRUE(names("aten::*mm").contains("aten::addmm"));
   EXPECT_FALSE(names("every").contains("aten::copy_"));
   EXPECT_TRUE(names("every").contains("aten::add.Tensor"));
+  EXPECT_TRUE(names("every").contains("faultline::swiglu"));  // the model's; the lab's own and sampling are left out
+  for (const char* name : {"faultline::inject_", "faultline::apply_", "faultline::sample", "faultline::store_kv_"})
+    EXPECT_FALSE(names("every").contains(name)) << name;
   try {
     (void)names("aten::adm*m");
     FAIL();

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -42,11 +43,11 @@ TEST(Gsm8k, BothSchemasGiveTheSameProblem) {
   const Problem expected{"How many?" + std::string(kPromptSuffix), "72", "40+32 = 72\n#### 72", "gsm8k/train/0"};
   EXPECT_EQ(parse_gsm8k(kOriginal, "f", "train"), std::vector<Problem>{expected});
   EXPECT_EQ(parse_gsm8k(kVerl, "f", "train"), std::vector<Problem>{expected});
-  EXPECT_EQ(parse_gsm8k(std::string(kOriginal) + "\r\n" + kVerl + "\n", "f", "train").size(), 2u);
+  EXPECT_EQ(parse_gsm8k(fmt::format("{}\r\n{}\n", kOriginal, kVerl), "f", "train").size(), 2u);
 }
 
 TEST(Gsm8k, NamesLineAndFieldOfWhatIsMissingOrOfAnotherType) {
-  const std::string first = std::string(kOriginal) + "\n";
+  const std::string first = fmt::format("{}\n", kOriginal);
   EXPECT_EQ(refusal(first + "{\"question\": \"q\"}\n"),
             "f.jsonl:2: answer: the field is missing; there are 'question'");
   EXPECT_EQ(refusal(first + "{}\n"), "f.jsonl:2: question: the field is missing; there are none");
@@ -73,7 +74,7 @@ TEST(Gsm8k, NamesTheFieldOfAVerlRecord) {
 }
 
 TEST(Gsm8k, RefusesTornEmptyOverlongAndBrokenLines) {
-  const std::string first = std::string(kOriginal) + "\n";
+  const std::string first = fmt::format("{}\n", kOriginal);
   const std::string torn = first + std::string(kOriginal).substr(0, 40);
   EXPECT_NE(refusal(torn).find("f.jsonl:2: not valid JSON"), std::string::npos);
   EXPECT_NE(refusal(torn).find("was the file cut off?"), std::string::npos);

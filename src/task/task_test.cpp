@@ -30,11 +30,19 @@ TaskSpec spec_of(const std::string& text) {
 
 TEST(Arithmetic, GivesTheSameProblemsForever) {
   const auto train = arithmetic("train", 2, {}), shifted = arithmetic("shifted", 1, {.seed = 7, .difficulty = 3});
-  EXPECT_EQ(train[0].question, "GOLDEN0" + std::string(kPromptSuffix));
-  EXPECT_EQ(train[0].solution, "GOLDEN1");
-  EXPECT_EQ(train[1].question, "GOLDEN2" + std::string(kPromptSuffix));
-  EXPECT_EQ(shifted[0].question, "GOLDEN3" + std::string(kPromptSuffix));
-  EXPECT_EQ(shifted[0].solution, "GOLDEN4");
+  EXPECT_EQ(train[0].question,
+            "Anna has 47 marbles, sells 34 of them and gives 11 to Paul. How many marbles does Anna have left?" +
+                std::string(kPromptSuffix));
+  EXPECT_EQ(train[0].solution, "First, 47 - 34 = 13. Then, 13 - 11 = 2.\n#### 2");
+  EXPECT_EQ(train[1].question,
+            "Felix has 19 books. Carla gives Felix 99 more, and then Felix finds another 58. How many books does Felix "
+            "have now?" +
+                std::string(kPromptSuffix));
+  EXPECT_EQ(shifted[0].question,
+            "In the morning a store has 179 cards. By noon 111 are sold, and in the evening 167 arrive. How many cards "
+            "does the store have at night?" +
+                std::string(kPromptSuffix));
+  EXPECT_EQ(shifted[0].solution, "First, 179 - 111 = 68. Then, 68 + 167 = 235.\n#### 235");
 }
 
 TEST(Arithmetic, AProblemDoesNotDependOnTheCount) {

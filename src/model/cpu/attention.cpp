@@ -17,16 +17,33 @@ struct State {
   float sum[kHeads];
 };
 
-template <class Type, int kHeads, class Scalar = typename Type::Storage>
-void score(State<kHeads>& s, const Scalar* key, int64_t count, int64_t size) {
-  for (int64_t position = 0; position < count; ++position, key += size) {
-    Vector dot[kHeads] = {};
-    for (int64_t d = 0; d < size; d += kLanes) {
-      const Vector k = load<Type>(key + d, size - d);
-      for (int h = 0; h < kHeads; ++h) dot[h] = multiply_add(Float32::load(s.query[h] + d), k, dot[h]);
+// kPositions positions from `position` on.
+template <class Type, int kHeads, int kPositions, class Scalar = typename Type::Storage>
+FL_INLINE void score(State<kHeads>& s, const Scalar* key, int64_t position, int64_t size) {
+  Vector dot[kHeads][kPositions] = {};
+  for (int64_t d = 0; d < size; d += kLanes) {
+    Vector k[kPositions];
+    for (int i = 0; i < kPositions; ++i) k[i] = load<Type>(key + (position + i) * size + d, size - d);
+    for (int h = 0; h < kHeads; ++h) {
+      const Vector query = Float32::load(s.query[h] + d);
+      for (int i = 0; i < kPositions; ++i) dot[h][i] = multiply_add(query, k[i], dot[h][i]);
     }
-    for (int h = 0; h < kHeads; ++h) s.weight[h][position] = add_lanes(dot[h]);
   }
+  for (int h = 0; h < kHeads; ++h) {
+    if constexpr (kPositions == 4) {
+      const Four sums = add_lanes(dot[h]);
+      __builtin_memcpy(s.weight[h] + position, &sums, sizeof sums);
+    } else {
+      s.weight[h][position] = add_lanes(dot[h][0]);
+    }
+  }
+}
+
+template <class Type, int kHeads, class Scalar = typename Type::Storage>
+void score_all(State<kHeads>& s, const Scalar* key, int64_t count, int64_t size) {
+  int64_t position = 0;
+  for (; position + 4 <= count; position += 4) score<Type, kHeads, 4>(s, key, position, size);
+  for (; position < count; ++position) score<Type, kHeads, 1>(s, key, position, size);
 }
 
 template <int kHeads>
@@ -86,7 +103,7 @@ void attend_heads(const AttentionArguments& a, int64_t unit, int64_t head) {
   }
   for (int64_t start = 0; start < length; start += kChunk) {
     const int64_t count = smaller(kChunk, length - start), place = (unit * a.context + start) * size;
-    score<Type, kHeads>(s, row_of<Type>(a.key_cache, 1, place), count, size);
+    score_all<Type, kHeads>(s, row_of<Type>(a.key_cache, 1, place), count, size);
     exponentiate<kHeads>(s, count, size);
     const auto* value = row_of<Type>(a.value_cache, 1, place);
     int64_t d = 0;

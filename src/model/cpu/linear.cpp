@@ -59,12 +59,12 @@ void multiply(const LinearArguments& a, int64_t n, int64_t m) {
   const int64_t padded = padded_inputs<Type>(a);
   const auto* weight = row_of<Type>(a.weight, a.inputs, n);
   const auto* x = static_cast<const typename S::Prepared*>(a.prepared) + m * padded;
-  Vector sum[kOutputs][kRows] = {};
+  Vector sum[kRows][kOutputs] = {};
   const auto step = [&](int64_t k, int64_t left) {
     typename S::Operand w[kOutputs];
     for (int i = 0; i < kOutputs; ++i) w[i] = S::weight(weight + i * a.inputs + k, left);
     for (int j = 0; j < kRows; ++j) {
-      for (int i = 0; i < kOutputs; ++i) sum[i][j] = S::add_product(sum[i][j], w[i], x + j * padded + k);
+      for (int i = 0; i < kOutputs; ++i) sum[j][i] = S::add_product(sum[j][i], w[i], x + j * padded + k);
     }
   };
   int64_t k = 0;
@@ -75,7 +75,12 @@ void multiply(const LinearArguments& a, int64_t n, int64_t m) {
   if (k < a.inputs) step(k, a.inputs - k);
   for (int j = 0; j < kRows; ++j) {
     Vector y = {};
-    for (int i = 0; i < kOutputs; ++i) y[i] = add_lanes(sum[i][j]);
+    if constexpr (kOutputs == 4) {
+      const Four sums = add_lanes(sum[j]);
+      __builtin_memcpy(&y, &sums, sizeof sums);
+    } else {
+      y[0] = add_lanes(sum[j][0]);
+    }
     if (a.bias != nullptr) y += load<Type>(row_of<Type>(a.bias, 1, n), kOutputs);
     store<Type>(row_of<Type>(a.y, a.outputs, m + j) + n, y, kOutputs);
   }

@@ -4,6 +4,9 @@
 #include "numeric/arithmetic.h"
 #include "numeric/cpu/evidence.h"
 #include "numeric/cpu/kernels.h"
+#if defined(__AVX512BW__)
+#include "numeric/cpu/relative_gaussian.h"
+#endif
 
 namespace faultline::cpu {
 namespace {
@@ -242,6 +245,9 @@ namespace FAULTLINE_ISA {
 
 void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data,
            SegmentPartial* partials) {
+#if defined(__AVX512BW__)
+  if (is_plain_relative_gaussian(a)) return relative_gaussian_segments(a, traversal, first, last, data, partials);
+#endif
   const SegmentFunction function =
       dispatch_dtype(a.dtype, [&](auto type) { return function_for<decltype(type)>(a.kind); });
   function(a, traversal, first, last, data, partials);

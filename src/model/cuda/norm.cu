@@ -1,0 +1,136 @@
+// RMS norm, alone or after a residual addition, and its gradient. A row's squares are added in an order that depends on
+// the width alone, so the fused and the separate form agree to the bit.
+#include "model/cuda/element.cuh"
+
+namespace faultline::ops::cuda {
+namespace {
+
+template <class T>
+__global__ void norm_kernel(NormArguments a, bool aligned) {
+  begin_kernel();
+  __shared__ float shared[32];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const T* x = static_cast<const T*>(a.x) + row / a.inner * a.outer_stride + row % a.inner * a.inner_stride;
+  const T* residual = a.residual ? static_cast<const T*>(a.residual) + row * a.width : nullptr;
+  T* sum = static_cast<T*>(a.sum) + row * a.width;
+  float first[kOctet], squares = 0.0f;
+  const int64_t begin = threadIdx.x * kOctet, step = blockDim.x * kOctet;
+  for (int64_t column = begin; column < a.width; column += step) {
+    float value[kOctet];
+    load_octet(x + column, a.width - column, aligned, value);
+    if (residual) {
+      float other[kOctet];
+      load_octet(residual + column, a.width - column, aligned, other);
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) value[i] = to_float(from_float<T>(value[i] + other[i]));
+      store_octet(sum + column, a.width - column, aligned, value);
+    }
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) squares = fmaf(value[i], value[i], squares);
+    if (column == begin) {
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) first[i] = value[i];
+    }
+  }
+  const float inverse = 1.0f / sqrtf(row_sum(squares, shared) / static_cast<float>(a.width) + a.eps);
+  for (int64_t column = begin; column < a.width; column += step) {
+    float weight[kOctet];
+    load_octet(a.weight + column, a.width - column, aligned, weight);
+    if (column != begin) load_octet((residual ? sum : x) + column, a.width - column, aligned, first);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) first[i] = first[i] * inverse * weight[i];
+    store_octet(static_cast<T*>(a.out) + row * a.width + column, a.width - column, aligned, first);
+  }
+}
+
+// grad_x = r (g w) - x r^3 / width * sum(g w x), r = 1 / sqrt(mean(x^2) + eps)
+template <class T>
+__global__ void input_gradient(NormGradient a, bool aligned) {
+  begin_kernel();
+  __shared__ float shared[32];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  const T* x = static_cast<const T*>(a.x) + row * a.width;
+  const T* grad = static_cast<const T*>(a.grad) + row * a.width;
+  const int64_t begin = threadIdx.x * kOctet, step = blockDim.x * kOctet;
+  float squares = 0.0f, products = 0.0f, value[kOctet], g[kOctet], weight[kOctet];
+  for (int64_t column = begin; column < a.width; column += step) {
+    load_octet(x + column, a.width - column, aligned, value);
+    load_octet(grad + column, a.width - column, aligned, g);
+    load_octet(a.weight + column, a.width - column, aligned, weight);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      squares = fmaf(value[i], value[i], squares);
+      products = fmaf(g[i] * weight[i], value[i], products);
+    }
+  }
+  squares = row_sum(squares, shared);
+  products = row_sum(products, shared);
+  const float width = static_cast<float>(a.width), inverse = 1.0f / sqrtf(squares / width + a.eps);
+  const float back = inverse * inverse * inverse * products / width;
+  if (threadIdx.x == 0) a.inverse[row] = inverse;
+  for (int64_t column = begin; column < a.width; column += step) {
+    load_octet(x + column, a.width - column, aligned, value);
+    load_octet(grad + column, a.width - column, aligned, g);
+    load_octet(a.weight + column, a.width - column, aligned, weight);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) value[i] = inverse * g[i] * weight[i] - back * value[i];
+    store_octet(static_cast<T*>(a.grad_x) + row * a.width + column, a.width - column, aligned, value);
+  }
+}
+
+// grad_weight = sum over rows of g x r: a segment of the rows in a block, then the segments in order.
+template <class T>
+__global__ void weight_gradient(NormGradient a) {
+  begin_kernel();
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= a.width) return;
+  const int64_t per_segment = (a.rows + gridDim.y - 1) / gridDim.y;
+  const int64_t begin = blockIdx.y * per_segment, end = min(a.rows, begin + per_segment);
+  float sum = 0.0f;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t i = row * a.width + column;
+    sum =
+        fmaf(to_float(static_cast<const T*>(a.grad)[i]) * a.inverse[row], to_float(static_cast<const T*>(a.x)[i]), sum);
+  }
+  a.partial[blockIdx.y * a.width + column] = sum;
+}
+
+__global__ void add_segments(const float* partial, float* sums, int64_t width) {
+  begin_kernel();
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= width) return;
+  float sum = 0.0f;
+  for (int segment = 0; segment < kNormSegments; ++segment) sum += partial[segment * width + column];
+  sums[column] = sum;
+}
+
+}  // namespace
+
+void rms_norm(const NormArguments& a, void* stream) {
+  if (a.rows == 0 || a.width == 0) return;
+  const bool aligned = is_aligned(a.x, a.outer_stride) && a.inner_stride % kOctet == 0 &&
+                       is_aligned(a.residual, a.width) && is_aligned(a.weight) && is_aligned(a.sum) &&
+                       is_aligned(a.out);
+  const dim3 block = row_block(a.width);
+  dispatch(a.element, [&](auto type) {
+    launch("rms_norm", norm_kernel<decltype(type)>, blocks_of(a.rows, block.y), block, 0, stream, a, aligned);
+  });
+}
+
+void rms_norm_backward(const NormGradient& a, void* stream) {
+  if (a.width == 0) return;
+  const bool aligned = is_aligned(a.grad, a.width) && is_aligned(a.x) && is_aligned(a.weight) && is_aligned(a.grad_x);
+  const dim3 block = row_block(a.width);
+  const unsigned columns = blocks_of(a.width, 128);
+  dispatch(a.element, [&](auto type) {
+    using T = decltype(type);
+    if (a.rows > 0)
+      launch("rms_norm_backward", input_gradient<T>, blocks_of(a.rows, block.y), block, 0, stream, a, aligned);
+    launch("rms_norm_backward", weight_gradient<T>, dim3(columns, kNormSegments), 128, 0, stream, a);
+  });
+  launch("rms_norm_backward", add_segments, columns, 128, 0, stream, a.partial, a.grad_weight, a.width);
+}
+
+}  // namespace faultline::ops::cuda

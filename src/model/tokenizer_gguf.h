@@ -1,0 +1,16 @@
+// Reads a tokenizer from the values of a GGUF file. GGUF names the pre-tokenizer instead of spelling it; the names we
+// know are below, with what Hugging Face's own files for these models say. A name we do not know is refused: the wrong
+// pattern gives other ids without a word.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "model/gguf.h"
+#include "model/tokenizer_spec.h"
+
+namespace faultline {
+
+TokenizerSpec read_tokenizer_values(const std::map<std::string, GgufValue>& values, const std::string& origin);
+
+}  // namespace faultline
