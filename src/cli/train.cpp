@@ -162,6 +162,7 @@ ExitCode train(Options options, const Globals& globals) {
   std::string saved;
   if (spec.train.save_model) {
     saved = (directory.path() / "model").string();
+    merge_lora(*loaded.model);
     write_model_folder(*loaded.model, loaded.path, saved);
   }
   show(outcome, directory.path().string(), saved, globals);

@@ -56,7 +56,8 @@ void append_apart(Censuses& all, const std::function<void(int64_t pieces)>& run)
 
 }  // namespace
 
-Censuses take_training_censuses(const CausalLm& model, const StageSpec& stage, int64_t rows) {
+Censuses take_training_censuses(const CausalLm& model, const std::vector<CausalLm::Parameter>& trained,
+                                const StageSpec& stage, int64_t rows) {
   Censuses all;
   for (const Phase phase : {Phase::kRollout, Phase::kEval}) {
     for (const auto& [kind, census] : take_censuses(model, phase, rows)) append(all, kind, census);
@@ -66,13 +67,12 @@ Censuses take_training_censuses(const CausalLm& model, const StageSpec& stage, i
   const SequenceBatch batch = make_batch(sequences, model.device());
   const int64_t tokens = batch.targets.size(0);
   const PartialLoss loss = probe_loss(stage, tokens, model.device());
-  std::vector<CausalLm::Parameter> parameters = const_cast<CausalLm&>(model).parameters();
   append_apart(all, [&](int64_t pieces) {
-    for (const CausalLm::Parameter& parameter : parameters) parameter.tensor->mutable_grad() = {};
+    for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = {};
     const PhaseScope phase(Phase::kActorForward);
     backward_tokens(model, batch, stage.sampling.temperature, loss, tokens / pieces);
   });
-  for (const CausalLm::Parameter& parameter : parameters) parameter.tensor->mutable_grad() = {};
+  for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = {};
   append_apart(all, [&](int64_t pieces) {
     const PhaseScope phase(Phase::kRef);
     score_tokens(model, batch, stage.sampling.temperature, tokens / pieces);

@@ -7,7 +7,8 @@
 
 namespace faultline {
 
-// The model's parameters must require gradients, as they do while a Trainer lives. rows: sequences of a forward.
-Censuses take_training_censuses(const CausalLm& model, const StageSpec& stage, int64_t rows);
+// trained: the parameters that require gradients, as they do while a Trainer lives. rows: sequences of a forward.
+Censuses take_training_censuses(const CausalLm& model, const std::vector<CausalLm::Parameter>& trained,
+                                const StageSpec& stage, int64_t rows);
 
 }  // namespace faultline

@@ -90,9 +90,9 @@ void TrainingRun::State::make_plan() {
   settings.phases = spec.phases;
   settings.total_steps = last_stage().steps;
   const int64_t rows = last_stage().micro_batch > 0 ? last_stage().micro_batch : last_stage().sequences();
-  injection =
-      std::make_unique<Injection>(spec.rules, settings, *loaded.model, Phase::kRollout,
-                                  take_training_censuses(*loaded.model, last_stage(), std::min<int64_t>(rows, 8)));
+  injection = std::make_unique<Injection>(
+      spec.rules, settings, *loaded.model, Phase::kRollout,
+      take_training_censuses(*loaded.model, trainer->parameters(), last_stage(), std::min<int64_t>(rows, 8)));
   if (last_stage().updates > 1 && acts_in(injection->plan(), Phase::kActorForward))
     throw UsageError("train.updates: with faults in actor_forward only one update a step is counted; use updates: 1");
   injection->self_check();

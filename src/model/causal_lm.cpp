@@ -152,6 +152,26 @@ std::vector<CausalLm::Parameter> CausalLm::parameters() {
   return all;
 }
 
+std::vector<Linear*> CausalLm::linears() {
+  std::vector<Linear*> all;
+  const auto add = [&](Linear& linear) {
+    if (linear.weight.defined()) all.push_back(&linear);
+  };
+  const auto add_both = [&](Mlp& mlp) { add(mlp.gate_up), add(mlp.down); };
+  for (Layer& layer : layers_) {
+    add(layer.attention.qkv), add(layer.attention.output);
+    if (auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
+      add_both(*mlp);
+      continue;
+    }
+    Moe& moe = std::get<Moe>(layer.mlp);
+    add(moe.router);
+    for (Mlp& expert : moe.experts) add_both(expert);
+    add_both(moe.shared), add(moe.shared_gate);
+  }
+  return all;
+}
+
 std::vector<std::string> CausalLm::module_paths() {
   std::vector<std::string> paths = {"model", "lm_head"};
   for (const Layer& layer : layers_) {

@@ -59,6 +59,7 @@ class CausalLm {
     PlaceId place;
   };
   std::vector<Parameter> parameters();  // in a fixed order
+  std::vector<Linear*> linears();       // of the layers, in the same order; the head is not among them
   std::vector<std::string> module_paths();
   std::size_t norm_count() const;
 

@@ -115,6 +115,7 @@ AdamW::AdamW(std::vector<CausalLm::Parameter> parameters, const AdamWOptions& op
 
 AdamW::~AdamW() {
   for (const CausalLm::Parameter& parameter : parameters_) {
+    if (!parameter.tensor->defined()) continue;  // a merged adapter
     parameter.tensor->mutable_grad() = {};
     parameter.tensor->set_requires_grad(false);
   }

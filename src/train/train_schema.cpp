@@ -43,6 +43,14 @@ Schema sft_schema() {
                         1e-4);
 }
 
+Schema lora_schema() {
+  return Schema::map()
+      .field("rank", count(), {.default_value = Node(16)})
+      .field("alpha", positive(), {.default_value = Node(32.0), .doc = "the adapter counts alpha / rank times"})
+      .field("targets", Schema::list(Schema::choice({"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}), {.min = 1}),
+             {.doc = "which linears; all four if not given"});
+}
+
 Schema with_record(const Schema& map) {
   return map
       .field("validate_every", count(0),
@@ -50,6 +58,7 @@ Schema with_record(const Schema& map) {
       .field("validation_problems", count(0), {.default_value = Node(256), .doc = "of the test split; 0: none"})
       .field("checkpoint_every", count(0), {.default_value = Node(10), .doc = "steps; 0: none at all"})
       .field("keep", count(), {.default_value = Node(2), .doc = "checkpoints to keep, the latest"})
+      .field("lora", lora_schema(), {.doc = "train low-rank adapters in place of all weights"})
       .field("save_model", Schema::boolean(),
              {.default_value = Node(false), .doc = "write the trained model as a Hugging Face folder"});
 }
@@ -119,6 +128,12 @@ TrainRecipe read_train(const Node& train, uint64_t seed) {
   if (const Node* sft = train.find("sft")) recipe.spec.stages.push_back(read_sft(*sft));
   recipe.spec.stages.push_back(train.at("algorithm").as_string() == "sft" ? read_sft(train) : read_grpo(train));
   recipe.spec.seed = seed;
+  if (const Node* lora = train.find("lora")) {
+    recipe.spec.lora.rank = lora->at("rank").as_integer();
+    recipe.spec.lora.alpha = lora->at("alpha").as_number();
+    if (const Node* targets = lora->find("targets"))
+      for (const Node& target : targets->items()) recipe.spec.lora.targets.push_back(target.as_string());
+  }
   recipe.spec.validate_every = train.at("validate_every").as_integer();
   recipe.spec.checkpoint_every = train.at("checkpoint_every").as_integer();
   recipe.spec.keep = train.at("keep").as_integer();

@@ -93,7 +93,8 @@ struct Trainer::State {
         data(data),
         spec(std::move(spec)),
         hooks(std::move(hooks)),
-        optimizer(model.parameters(), this->spec.stages.front().optimizer),
+        optimizer(this->spec.lora.rank > 0 ? add_lora(model, this->spec.lora, this->spec.seed) : model.parameters(),
+                  this->spec.stages.front().optimizer),
         fingerprint(model_fingerprint(model, optimizer)) {}
 
   const StageSpec& stage() const { return spec.stages[now.stage]; }
@@ -225,6 +226,8 @@ Trainer::Trainer(CausalLm& model, const TrainData& data, TrainSpec spec, TrainHo
   state_ = std::make_unique<State>(model, data, std::move(spec), std::move(hooks));
 }
 Trainer::~Trainer() = default;
+
+const std::vector<CausalLm::Parameter>& Trainer::parameters() const { return state_->optimizer.parameters(); }
 
 Json Trainer::run(RunDirectory& directory) { return state_->run(directory); }
 

@@ -16,6 +16,7 @@
 #include "record/run_directory.h"
 #include "train/adamw.h"
 #include "train/grpo.h"
+#include "train/lora.h"
 
 namespace faultline {
 
@@ -57,6 +58,7 @@ struct StageSpec {
 
 struct TrainSpec {
   std::vector<StageSpec> stages;  // SFT first, then GRPO; each with a fresh optimizer
+  LoraSpec lora;
   uint64_t seed = 0;
   int64_t validate_every = 0;  // steps; 0: the first and the last only
   int64_t checkpoint_every = 10;
@@ -89,6 +91,8 @@ class Trainer {
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
+
+  const std::vector<CausalLm::Parameter>& parameters() const;  // that are trained
 
   // From the newest checkpoint of the run, or from the start. Returns the final metrics.
   Json run(RunDirectory& directory);
