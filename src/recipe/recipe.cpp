@@ -7,6 +7,7 @@
 
 #include "aqn/aqn_schema.h"
 #include "base/override.h"
+#include "experiment/experiment.h"
 #include "lab/evaluation_schema.h"
 #include "task/task.h"
 #include "train/train_schema.h"
@@ -37,6 +38,7 @@ void register_once() {
   register_evaluate_section();
   register_train_section();
   register_aqn_section();
+  register_experiment_section();
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {
