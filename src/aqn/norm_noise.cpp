@@ -1,8 +1,10 @@
 #include "aqn/norm_noise.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -94,12 +96,16 @@ NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t lay
       seed_(seed) {
   faultline::check(spec_.schedule);
   const at::NoGradGuard no_gradients;
+  double weakest = 0;
+  for (int64_t step = 0; step < total_steps_; ++step) {
+    const double sigma = sigma_at(step);
+    if (sigma > 0 && (weakest == 0 || sigma < weakest)) weakest = sigma;
+  }
   for (const NoiseTarget& target : targets_) {
     if (target.weight->scalar_type() != at::kFloat)
       throw UsageError(fmt::format("aqn: {} is {}; norms must be kept in fp32 (bf16 rounds small noise away)",
                                    target.name, c10::toString(target.weight->scalar_type())));
-    for (int64_t step = 0; step < total_steps_; ++step)
-      check_representable(*target.weight, target.name, sigma_at(step), spec_.relative);
+    check_representable(*target.weight, target.name, weakest, spec_.relative);
     noisy_.push_back(at::empty_like(*target.weight, at::MemoryFormat::Contiguous));
     register_parameter(noisy_.back(), target.place);
   }

@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <functional>
 #include <map>
+#include <tuple>
 
 #include "train/step.h"
 

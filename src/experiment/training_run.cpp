@@ -204,10 +204,9 @@ TrainingRun::~TrainingRun() = default;
 
 Json TrainingRun::prediction() const {
   const State& state = *state_;
-  const CausalLm& model = *state.loaded.model;
+  CausalLm& model = *state.loaded.model;
   int64_t parameters = 0, longest = 0;
-  for (const CausalLm::Parameter& parameter : const_cast<CausalLm&>(model).parameters())
-    parameters += parameter.tensor->numel();
+  for (const CausalLm::Parameter& parameter : model.parameters()) parameters += parameter.tensor->numel();
   for (const TrainProblem& problem : state.data.problems)
     longest = std::max<int64_t>(longest, std::ssize(problem.prompt));
   const StageSpec& stage = state.last_stage();

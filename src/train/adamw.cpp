@@ -2,9 +2,11 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace faultline {

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "base/text.h"
 #include "model/safetensors_writer.h"
 #include "record/document.h"
+#include "record/file_descriptor.h"
 #include "record/mapped_file.h"
 #include "record/safetensors_header.h"
 
@@ -84,9 +86,10 @@ std::string model_fingerprint(CausalLm& model, const AdamW& optimizer) {
 void write_checkpoint(const fs::path& folder, const TrainState& state, const std::string& fingerprint, AdamW& optimizer,
                       const std::vector<at::Tensor>& reference) {
   const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished");
-  std::error_code ignored;
+  std::error_code ignored, error;
   fs::remove_all(unfinished, ignored);
-  fs::create_directories(unfinished);
+  fs::create_directories(unfinished, error);
+  if (error) throw RuntimeFailure(fmt::format("{}: cannot be made: {}", unfinished.string(), error.message()));
   try {
     std::vector<std::pair<std::string, at::Tensor>> tensors = {
         {"masters", optimizer.flat_masters()}, {"first", optimizer.flat_first()}, {"second", optimizer.flat_second()}};
@@ -103,7 +106,6 @@ void write_checkpoint(const fs::path& folder, const TrainState& state, const std
                     {"model", fingerprint},
                     {"tensors", hash_of(MappedFile(unfinished / kTensors))}});
     fs::remove_all(folder, ignored);  // of an earlier run of this step, whose later events were taken back
-    std::error_code error;
     fs::rename(unfinished, folder, error);
     if (error) throw RuntimeFailure(fmt::format("{}: cannot be put in place: {}", folder.string(), error.message()));
     sync_directory(folder.parent_path());
@@ -160,6 +162,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints) {
 void retain_checkpoints(const fs::path& checkpoints, int64_t keep) {
   std::vector<fs::path> all = checkpoints_in(checkpoints);
   std::error_code ignored;
+  if (!fs::exists(checkpoints)) return;
   for (const auto& entry : fs::directory_iterator(checkpoints)) {
     if (entry.path().extension() == ".unfinished" || entry.path().extension() == ".removed")
       fs::remove_all(entry.path(), ignored);

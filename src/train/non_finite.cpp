@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "base/error.h"

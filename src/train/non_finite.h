@@ -2,6 +2,7 @@
 // has its results checked, which is slow; so the trainer runs a step that went wrong a second time under it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 

@@ -122,7 +122,7 @@ void Trainer::State::resume(RunDirectory& directory) {
   const std::filesystem::path checkpoints = directory.path() / "checkpoints";
   const auto newest = newest_checkpoint(checkpoints);
   if (!newest) {
-    directory.events().rewind(0);
+    if (directory.events().lines() > 0) directory.events().rewind(0);
     begin_stage();
     return;
   }
@@ -131,7 +131,7 @@ void Trainer::State::resume(RunDirectory& directory) {
     throw RuntimeFailure(fmt::format("{}: it stands at stage {}, event {}; the run has {} stages and {} events",
                                      newest->string(), state.done.stage, state.event_lines, spec.stages.size(),
                                      directory.events().lines()));
-  directory.events().rewind(state.event_lines);
+  if (directory.events().lines() > state.event_lines) directory.events().rewind(state.event_lines);
   now = state.done;
   steps_done = state.steps_done;
   last_validation = state.validation;

@@ -1,8 +1,11 @@
+// The update that both algorithms share: micro-batches, their gradients, one optimizer step, and what happens where a
+// number is not finite.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "train/non_finite.h"
 #include "train/step.h"
