@@ -50,7 +50,9 @@ at::Tensor group_advantages(const at::Tensor& rewards, bool by_std) {
   require_groups(rewards);
   if (rewards.size(1) == 1) return by_std ? rewards / (1 + kStdEpsilon) : rewards.clone();
   const at::Tensor centred = rewards - rewards.mean(1, /*keepdim=*/true);
-  return by_std ? centred / (rewards.std(1, /*unbiased=*/true, /*keepdim=*/true) + kStdEpsilon) : centred;
+  if (!by_std) return centred;
+  const at::Tensor variance = centred.square().sum(1, /*keepdim=*/true) / static_cast<double>(rewards.size(1) - 1);
+  return centred / (variance.sqrt() + kStdEpsilon);
 }
 
 at::Tensor groups_that_differ(const at::Tensor& rewards) {
