@@ -83,7 +83,7 @@ def rotary_reference(x, positions, cos, sin, heads):
     out, turned = x.double().clone(), x[:, : heads * size].double().view(len(x), heads, 2, size // 2)
     c, s = cos.double()[positions][:, None], sin.double()[positions][:, None]
     a, b = turned[:, :, 0], turned[:, :, 1]
-    out[:, : heads * size] = torch.stack([a * c - b * s, b * c + a * s], 2).reshape(len(x), -1)
+    out[:, : heads * size] = torch.stack([a * c - b * s, b * c + a * s], 2).flatten(1)
     return out
 
 

@@ -228,10 +228,10 @@ def test_the_default_model_as_a_folder(tmp_path):
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode("1234567")) == 7 and tokenizer.encode("<|im_start|>") == [1]
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "2+2?"}], add_generation_prompt=True, tokenize=False)
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, tokenize=False)
     assert chat.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     ids = tokenizer(chat, return_tensors="pt").input_ids
-    assert "4" in tokenizer.decode(model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :])
+    assert "Paris" in tokenizer.decode(model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :])
 
 
 @pytest.mark.parametrize("pre, pattern", [("smollm", "Digits"), ("qwen2", "Split")])

@@ -2,6 +2,7 @@
 trained here with the pre-tokenizers of GPT-2, Qwen2.5 and Llama 3, and Qwen2.5's own files where a copy of them is
 named by FAULTLINE_QWEN_TOKENIZER."""
 
+import functools
 import json
 import os
 import pathlib
@@ -55,17 +56,18 @@ def runs():
             yield "x" + unit * count + "y"
 
 
-def each_code_point():
-    for start in range(0, 0x110000, 16):
-        text = "".join(f"a{chr(code)} {chr(code)}b{chr(code)}1" for code in range(start, start + 16) if not 0xD800 <= code < 0xE000)
-        if any(unicodedata.category(c) != "Cn" for c in text[1::7]) or start % 4096 == 0:
-            yield text
+def each_code_point(step):
+    """Every code point beside a letter, a space and a digit; of those this Python does not know only some."""
+    for start in range(0, 0x110000, step):
+        codes = [code for code in range(start, start + step) if not 0xD800 <= code < 0xE000]
+        if start % 4096 == 0 or any(unicodedata.category(chr(code)) not in ("Cn", "Co") for code in codes):
+            yield "".join(f"a{chr(code)} {chr(code)}b{chr(code)}1" for code in codes)
 
 
 def corpus():
     source = [path.read_text(encoding="utf-8") for folder in ("src", "tests", "docs") for path in sorted((ROOT / folder).rglob("*.*")) if path.suffix in (".cpp", ".h", ".py", ".md")]
     lines = [line for text in source for line in text.splitlines()]
-    return [*sentences(4000, 1), *random_unicode(3000, 2), *runs(), *each_code_point(), *random.Random(3).sample(lines, min(4000, len(lines))), *source[:20], ""]
+    return [*sentences(4000, 1), *random_unicode(2500, 2), *runs(), *each_code_point(128), *random.Random(3).sample(lines, min(3500, len(lines))), *source[:20], ""]
 
 
 TEXTS = corpus()
@@ -87,6 +89,16 @@ def assert_equal(handle, oracle, texts=TEXTS, **options):
     assert not wrong, f"{len(wrong)} of {len(texts)} differ; the shortest: {min(wrong, key=lambda w: len(w[0]))!r}"
 
 
+@functools.cache
+def trained_kind(kind):
+    """JSON, so that nobody changes another test's tokenizer."""
+    return KINDS[kind]().to_str()
+
+
+def small(kind):
+    return Tokenizer.from_str(trained_kind(kind))
+
+
 def trained(pre_tokenizer, normalizer=None, **model):
     """A tokenizer with all bytes and a thousand merges, of a text of many scripts."""
     tokenizer = Tokenizer(models.BPE(**model))
@@ -95,7 +107,7 @@ def trained(pre_tokenizer, normalizer=None, **model):
         tokenizer.normalizer = normalizer
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(vocab_size=1600, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator([*sentences(400, 9), *(line for line in TEXTS[7500:9000])], trainer)
+    tokenizer.train_from_iterator([*sentences(400, 9), *(line for line in TEXTS[8000:9000])], trainer)
     return tokenizer
 
 
@@ -146,20 +158,18 @@ def default_model(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_equal_hugging_faces_for_each_pre_tokenizer(kind, tmp_path):
-    oracle = KINDS[kind]()
+    oracle = small(kind)
     handle = load(oracle, tmp_path)
     texts = [text for text in TEXTS if text.isascii()] if kind == "other" else TEXTS  # PCRE2's Unicode is another
     assert_equal(handle, oracle, texts)
-    for text, ids in zip(texts, ours(handle, texts)):
-        if kind != "qwen2":
-            assert ops.tokenizer_decode(handle, ids, False) == text
-        else:
-            assert ops.tokenizer_decode(handle, ids, False) == oracle.normalizer.normalize_str(text)
+    normalized = oracle.normalizer.normalize_str if oracle.normalizer else str
+    for text, ids in list(zip(texts, ours(handle, texts)))[::5]:
+        assert ops.tokenizer_decode(handle, ids, False) == normalized(text)
 
 
 def test_a_planted_difference_is_found(tmp_path):
-    handle = load(trained(split(QWEN2)), tmp_path)
-    assert differences(handle, trained(split(LLAMA3)), TEXTS[:2000])
+    handle = load(small("gpt2"), tmp_path)
+    assert differences(handle, small("smollm"), TEXTS[:2000])
 
 
 def test_the_default_model_equals_hugging_face(default_model):
@@ -183,7 +193,7 @@ def test_the_default_models_round_trip_is_exact_but_for_bytes_it_has_no_token_fo
 
 
 def test_added_tokens_strip_and_stand_alone_as_hugging_faces_do(tmp_path):
-    oracle = trained(split(QWEN2), normalizers.NFC())
+    oracle = small("qwen2")
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     for bits in range(16):
         oracle.add_tokens([AddedToken(f"tok{bits}", **{flag: bool(bits >> i & 1) for i, flag in enumerate(flags)})])
@@ -196,7 +206,7 @@ def test_added_tokens_strip_and_stand_alone_as_hugging_faces_do(tmp_path):
 
 
 def test_special_tokens_are_text_when_they_are_not_parsed(tmp_path):
-    oracle = trained(gpt2())
+    oracle = small("gpt2")
     oracle.add_tokens(["plain"])
     handle = load(oracle, tmp_path)
     oracle.encode_special_tokens = True
@@ -207,7 +217,7 @@ def test_special_tokens_are_text_when_they_are_not_parsed(tmp_path):
 
 
 def test_a_template_that_adds_bos_is_honoured(tmp_path):
-    oracle = trained(split(LLAMA3), ignore_merges=True)
+    oracle = small("llama3")
     oracle.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])])
     assert_equal(load(oracle, tmp_path), oracle, TEXTS[:500])
 
@@ -227,17 +237,13 @@ CONVERSATIONS = [
 
 def assert_renders_like_transformers(handle, template):
     transformers = pytest.importorskip("transformers")
-    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=trained_once(), chat_template=template)
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
     for conversation in CONVERSATIONS:
         for prompt in (False, True):
             messages = [{"role": role, "content": content} for role, content in conversation]
             expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
             roles, contents = zip(*conversation)
             assert ops.tokenizer_chat(handle, roles, contents, prompt) == expected
-
-
-def trained_once():
-    return Tokenizer(models.BPE())
 
 
 def test_the_default_models_chat_renders_like_transformers(default_model):
@@ -248,7 +254,7 @@ def test_the_default_models_chat_renders_like_transformers(default_model):
 
 
 def test_another_chat_template_is_refused_by_name(tmp_path):
-    handle = load(trained(gpt2()), tmp_path)
+    handle = load(small("gpt2"), tmp_path)
     with pytest.raises(ValueError, match="has no chat template"):
         ops.tokenizer_chat(handle, ["user"], ["Hi"], True)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ bos_token }}[INST] {{ messages[0].content }}", "eos_token": {"content": "<|endoftext|>"}}))

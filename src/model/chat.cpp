@@ -23,7 +23,7 @@ constexpr std::string_view kWithDefault =  // SmolLM2, Qwen2
     R"({%if add_generation_prompt%}{{"<|im_start|>assistant\n"}}{%endif%})";
 // Qwen2.5: 2 KiB, most of it about tools, of which we have none; known by hash64 of its canonical spelling. Without
 // tools, and for our three roles, it renders as kWithDefault does.
-constexpr uint64_t kQwen25 = 0;
+constexpr uint64_t kQwen25 = 0x7d7c7524b04023e8;
 
 }  // namespace
 

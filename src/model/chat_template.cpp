@@ -147,6 +147,15 @@ std::optional<std::string> system_message(const std::string& literal) {
   return literal.substr(kSystemOpening.size(), literal.size() - kSystemOpening.size() - end.size());
 }
 
+// The message becomes "@", alone or in its turn.
+void hide(std::string& literal, const std::string& message) {
+  if (literal == message) {
+    literal.assign(1, '@');
+  } else if (system_message(literal) == message) {
+    literal = fmt::format("{}@{}\n", kSystemOpening, kEndOfTurn);
+  }
+}
+
 std::string spelled(const Lexeme& lexeme) {
   if (lexeme.kind != Lexeme::Kind::kText) return lexeme.value;
   std::string out = "\"";
@@ -159,7 +168,7 @@ std::string spelled(const Lexeme& lexeme) {
 
 std::string canonical_template(std::string_view jinja, std::optional<std::string>& default_system) {
   std::vector<Part> parts;
-  while (!jinja.empty() && jinja.back() == '\n') jinja.remove_suffix(1);  // Jinja drops one, and our shapes print none
+  if (jinja.ends_with('\n')) jinja.remove_suffix(1);  // as Jinja does
   if (!read_parts(jinja, parts)) return "";
   for (Part& part : parts) {
     part.lexemes = simplified(part.lexemes);
@@ -172,9 +181,7 @@ std::string canonical_template(std::string_view jinja, std::optional<std::string
     for (size_t i = 0; i < part.lexemes.size(); ++i) {
       Lexeme& lexeme = part.lexemes[i];
       const bool is_text = lexeme.kind == Lexeme::Kind::kText;
-      if (is_text && default_system && lexeme.value == *default_system) lexeme.value = "@";
-      if (is_text && default_system && system_message(lexeme.value) == default_system)
-        lexeme.value = fmt::format("{}@{}\n", kSystemOpening, kEndOfTurn);
+      if (is_text && default_system) hide(lexeme.value, *default_system);
       if (i > 0 && lexeme.kind == Lexeme::Kind::kWord && part.lexemes[i - 1].kind == Lexeme::Kind::kWord) out += ' ';
       out += spelled(lexeme);
     }

@@ -1,6 +1,7 @@
 // Which templates are recognised, and what they render. Against transformers: tests/tokenizer_test.py.
 #include "model/chat.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -8,13 +9,14 @@
 namespace faultline {
 namespace {
 
-const std::string kTurn = "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}";
-const std::string kEnd = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-const std::string kPlain = "{% for message in messages %}" + kTurn + kEnd;
-const std::string kSystem =
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{% endif %}" +
-    kTurn + kEnd;
+constexpr const char* kTurn =
+    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}";
+constexpr const char* kEnd = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+constexpr const char* kDefault =
+    "{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{% endif %}";
+const std::string kPlain = fmt::format("{{% for message in messages %}}{}{}", kTurn, kEnd);
+const std::string kSystem = fmt::format("{{% for message in messages %}}{}{}{}", kDefault, kTurn, kEnd);
 
 TEST(Chat, RecognisesChatmlHoweverItIsSpelled) {
   EXPECT_FALSE(recognise_chat_template(kPlain).value().default_system);

@@ -275,9 +275,11 @@ std::tuple<at::Tensor, at::Tensor> sample(const at::Tensor& logits, const at::Te
                           token.mutable_data_ptr<int64_t>(),
                           log_probability.mutable_data_ptr<float>()};
   over_rows(rows.count, rows.columns, [&](int64_t first, int64_t last) {
-    std::vector<uint64_t> weights(static_cast<std::size_t>(a.vocabulary));
-    std::vector<float> usable(static_cast<std::size_t>(a.vocabulary));
-    kernels().sample(a, first, last, weights.data(), usable.data());
+    const auto size = static_cast<std::size_t>(a.vocabulary);
+    std::vector<uint64_t> weights(size);
+    std::vector<float> usable(size);
+    std::vector<uint32_t> candidates(size);
+    kernels().sample(a, first, last, {weights.data(), usable.data(), candidates.data()});
   });
   return {token, log_probability};
 }

@@ -7,6 +7,7 @@ namespace faultline::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 constexpr int64_t kChunk = 128;  // positions; a multiple of every vector length
+constexpr int64_t kAhead = 32;   // positions under way from memory
 
 template <int kHeads>
 struct State {
@@ -17,13 +18,30 @@ struct State {
   float sum[kHeads];
 };
 
+// Keys or values of one chunk, and what is read after them.
+template <class Scalar>
+struct Rows {
+  const Scalar* first;
+  int64_t count, size;
+  const Scalar* next;
+
+  FL_INLINE void fetch(int64_t position) const {
+    const int64_t later = position + kAhead;
+    const Scalar* row = later < count ? first + later * size : next + (later - count) * size;
+    for (int64_t d = 0; d < size; d += 64 / static_cast<int64_t>(sizeof(Scalar))) __builtin_prefetch(row + d);
+  }
+};
+
 // kPositions positions from `position` on.
 template <class Type, int kHeads, int kPositions, class Scalar = typename Type::Storage>
-FL_INLINE void score(State<kHeads>& s, const Scalar* key, int64_t position, int64_t size) {
+FL_INLINE void score(State<kHeads>& s, const Rows<Scalar>& keys, int64_t position) {
+  const int64_t size = keys.size;
+  const Scalar* key = keys.first + position * size;
+  for (int i = 0; i < kPositions; ++i) keys.fetch(position + i);
   Vector dot[kHeads][kPositions] = {};
   for (int64_t d = 0; d < size; d += kLanes) {
     Vector k[kPositions];
-    for (int i = 0; i < kPositions; ++i) k[i] = load<Type>(key + (position + i) * size + d, size - d);
+    for (int i = 0; i < kPositions; ++i) k[i] = load<Type>(key + i * size + d, size - d);
     for (int h = 0; h < kHeads; ++h) {
       const Vector query = Float32::load(s.query[h] + d);
       for (int i = 0; i < kPositions; ++i) dot[h][i] = multiply_add(query, k[i], dot[h][i]);
@@ -40,10 +58,10 @@ FL_INLINE void score(State<kHeads>& s, const Scalar* key, int64_t position, int6
 }
 
 template <class Type, int kHeads, class Scalar = typename Type::Storage>
-void score_all(State<kHeads>& s, const Scalar* key, int64_t count, int64_t size) {
+void score_all(State<kHeads>& s, const Rows<Scalar>& keys) {
   int64_t position = 0;
-  for (; position + 4 <= count; position += 4) score<Type, kHeads, 4>(s, key, position, size);
-  for (; position < count; ++position) score<Type, kHeads, 1>(s, key, position, size);
+  for (; position + 4 <= keys.count; position += 4) score<Type, kHeads, 4>(s, keys, position);
+  for (; position < keys.count; ++position) score<Type, kHeads, 1>(s, keys, position);
 }
 
 template <int kHeads>
@@ -69,12 +87,15 @@ void exponentiate(State<kHeads>& s, int64_t count, int64_t size) {
 
 // Vectors [d, d + kVectors * kLanes) of the values.
 template <class Type, int kHeads, int kVectors, class Scalar = typename Type::Storage>
-FL_INLINE void add_values(State<kHeads>& s, const Scalar* value, int64_t count, int64_t size, int64_t d) {
+FL_INLINE void add_values(State<kHeads>& s, const Rows<Scalar>& values, int64_t d) {
+  const int64_t size = values.size;
   Vector sum[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
     for (int i = 0; i < kVectors; ++i) sum[h][i] = Float32::load(s.value[h] + d + i * kLanes);
   }
-  for (int64_t position = 0; position < count; ++position, value += size) {
+  for (int64_t position = 0; position < values.count; ++position) {
+    const Scalar* value = values.first + position * size;
+    if (d == 0) values.fetch(position);
     Vector v[kVectors];
     for (int i = 0; i < kVectors; ++i) v[i] = load<Type>(value + d + i * kLanes, kVectors > 1 ? kLanes : size - d);
     for (int h = 0; h < kHeads; ++h) {
@@ -103,12 +124,16 @@ void attend_heads(const AttentionArguments& a, int64_t unit, int64_t head) {
   }
   for (int64_t start = 0; start < length; start += kChunk) {
     const int64_t count = smaller(kChunk, length - start), place = (unit * a.context + start) * size;
-    score_all<Type, kHeads>(s, row_of<Type>(a.key_cache, 1, place), count, size);
-    exponentiate<kHeads>(s, count, size);
+    const auto* key = row_of<Type>(a.key_cache, 1, place);
     const auto* value = row_of<Type>(a.value_cache, 1, place);
+    const auto* next =
+        start + kChunk < length ? key + kChunk * size : row_of<Type>(a.key_cache, size, (unit + 1) * a.context);
+    score_all<Type, kHeads>(s, Rows<typename Type::Storage>{key, count, size, value});
+    exponentiate<kHeads>(s, count, size);
+    const Rows<typename Type::Storage> values{value, count, size, next};
     int64_t d = 0;
-    for (; d + 4 * kLanes <= size; d += 4 * kLanes) add_values<Type, kHeads, 4>(s, value, count, size, d);
-    for (; d < size; d += kLanes) add_values<Type, kHeads, 1>(s, value, count, size, d);
+    for (; d + 4 * kLanes <= size; d += 4 * kLanes) add_values<Type, kHeads, 4>(s, values, d);
+    for (; d < size; d += kLanes) add_values<Type, kHeads, 1>(s, values, d);
   }
   for (int h = 0; h < kHeads; ++h) {
     const Vector inverse = broadcast(length > 0 ? 1.0f / s.sum[h] : 0.0f);

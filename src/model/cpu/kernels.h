@@ -85,6 +85,12 @@ struct SampleArguments {
   float* log_probability;
 };
 
+struct SampleScratch {  // each as long as the vocabulary
+  uint64_t* weights;
+  float* usable;
+  uint32_t* candidates;
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm)(const NormArguments&, int64_t first_row, int64_t last_row);
@@ -94,8 +100,7 @@ struct Kernels {
   int64_t (*linear_prepared_bytes)(const LinearArguments&);
   void (*linear_prepare)(const LinearArguments&);
   void (*linear)(const LinearArguments&, int64_t first_block, int64_t last_block);
-  // scratch: a double word and a float for each token of the vocabulary.
-  void (*sample)(const SampleArguments&, int64_t first_row, int64_t last_row, uint64_t* weights, float* usable);
+  void (*sample)(const SampleArguments&, int64_t first_row, int64_t last_row, const SampleScratch&);
 };
 
 const Kernels& kernels();  // of base/instruction_set.h's choice

@@ -11,6 +11,7 @@ namespace faultline::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 constexpr int64_t kTileRows = 16, kTileInputs = 32, kTileBytes = 1024, kLine = 64;
+constexpr int64_t kStepsAhead = 3;  // 6 KiB of weights under way to the first-level cache
 
 struct alignas(64) TileConfiguration {
   uint8_t palette = 1;
@@ -47,9 +48,18 @@ void store_tile(const LinearArguments& a, const float* sums, int64_t n, int64_t 
     store<BFloat16>(row_of<BFloat16>(a.y, a.outputs, m + j) + n, (Vector)row[j] + bias, outputs);
 }
 
-// 32 outputs of 16 or 32 rows. next: the weights that come afterwards, fetched meanwhile, a tile's worth at each step.
-template <int kRowTiles>
-void multiply(const LinearArguments& a, int64_t n, int64_t row_tile, const uint16_t* next) {
+// Weights of the step after next but one, which may belong to the next 32 outputs. A hint: nothing is read if the
+// address does not exist.
+FL_INLINE void fetch(const LinearArguments& a, int64_t n, int64_t step) {
+  const int64_t steps = input_tiles(a), over = step >= steps ? 1 : 0;
+  const uint16_t* weight =
+      row_of<BFloat16>(a.weight, a.inputs, n + over * kLinearBlock) + (step - over * steps) * kTileInputs;
+  for (int64_t i = 0; i < kLinearBlock; ++i) __builtin_prefetch(weight + i * a.inputs);
+}
+
+// 32 outputs of 16 or 32 rows.
+template <int kRowTiles, bool kFetches>
+void multiply(const LinearArguments& a, int64_t n, int64_t row_tile) {
   const int64_t steps = input_tiles(a), stride = a.inputs * 2;
   const auto* x = static_cast<const char*>(a.prepared) + row_tile * steps * kTileBytes;
   const bool whole = n + kLinearBlock <= a.outputs;
@@ -70,10 +80,7 @@ void multiply(const LinearArguments& a, int64_t n, int64_t row_tile, const uint1
       _tile_loadd(4, edge, kLine);
       _tile_loadd(5, edge + kTileRows, kLine);
     }
-    if (next != nullptr) {
-      const auto* line = reinterpret_cast<const char*>(next) + step * 2 * kTileBytes;
-      for (int64_t i = 0; i < 2 * kTileBytes; i += kLine) __builtin_prefetch(line + i, 0, 2);
-    }
+    if constexpr (kFetches) fetch(a, n, step + kStepsAhead);
     _tile_loadd(6, x + step * kTileBytes, kLine);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 5, 6);
@@ -124,13 +131,12 @@ void tiles_linear(const LinearArguments& a, int64_t first, int64_t last) {
   const int64_t tiles = row_tiles(a);
   for (int64_t block = first; block < last; ++block) {
     const int64_t n = block * kLinearBlock;
-    const bool more = block + 1 < last && n + 2 * kLinearBlock <= a.outputs;
-    const uint16_t* next = more ? row_of<BFloat16>(a.weight, a.inputs, n + kLinearBlock) : nullptr;
-    for (int64_t tile = 0; tile < tiles; tile += 2, next = nullptr) {
-      if (tile + 1 < tiles)
-        multiply<2>(a, n, tile, next);
+    for (int64_t tile = 0; tile < tiles; tile += 2) {
+      const bool pair = tile + 1 < tiles;
+      if (tile == 0)
+        pair ? multiply<2, true>(a, n, tile) : multiply<1, true>(a, n, tile);
       else
-        multiply<1>(a, n, tile, next);
+        pair ? multiply<2, false>(a, n, tile) : multiply<1, false>(a, n, tile);
     }
   }
   _tile_release();

@@ -8,8 +8,8 @@
 namespace faultline::ops::cpu::FAULTLINE_ISA {
 namespace {
 
-constexpr int64_t kBlock = 256;  // tokens
-constexpr int kDigit = 11;       // bits; three digits cover an order, the last has 10 of its own
+constexpr int64_t kBlock = 64;  // tokens
+constexpr int kDigit = 11;      // bits; three digits cover an order, the last has 10 of its own
 
 // The last token that is kept: all of a higher order are, and of equal ones those up to its index.
 struct End {
@@ -21,7 +21,7 @@ struct Row {
   const float* usable;
   const uint64_t* weights;
   int64_t size;
-  float largest;
+  float largest, inverse;  // of the temperature
 };
 
 template <class Type>
@@ -62,63 +62,93 @@ uint64_t weigh(const float* usable, int64_t size, float largest, float inverse, 
   return total;
 }
 
-// Down the order until `count` tokens or `mass` are reached.
-End find_end(const Row& row, uint64_t count, uint64_t mass) {
-  uint64_t taken = 0, taken_mass = 0;
+// Where the kept tokens end: at `count` tokens or at `mass`, whichever comes first.
+struct Limits {
+  uint64_t count, mass;
+  bool reached(uint64_t tokens, uint64_t weight) const { return tokens >= count || weight >= mass; }
+};
+
+// candidates: room for all tokens; in the end those whose order agrees in all bits looked at.
+End find_end(const Row& row, const Limits& limits, uint32_t* candidates) {
+  uint64_t taken = 0, mass = 0;
+  int64_t count = row.size;
   uint32_t prefix = 0, fixed = 0;  // the bits of the order that are known, and which these are
   for (int shift = 32 - kDigit; fixed != 0xFFFFFFFFu; shift = shift > kDigit ? shift - kDigit : 0) {
     uint64_t tokens[1 << kDigit] = {}, masses[1 << kDigit] = {};
     const uint32_t digit = (1u << kDigit) - 1;
-    for (int64_t i = 0; i < row.size; ++i) {
-      const uint32_t order = sampling::order_of(row.usable[i]);
-      if ((order & fixed) != prefix) continue;
-      tokens[order >> shift & digit] += 1;
-      masses[order >> shift & digit] += row.weights[i];
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t token = fixed == 0 ? static_cast<uint32_t>(i) : candidates[i];
+      const uint32_t bin = sampling::order_of(row.usable[token]) >> shift & digit;
+      tokens[bin] += 1;
+      masses[bin] += row.weights[token];
     }
     // The last digit overlaps the one before by a bit, which is known by then and therefore the same in every token.
     int64_t bin = digit;
-    while (bin >= 0 && taken + tokens[bin] < count && taken_mass + masses[bin] < mass) {
+    while (bin >= 0 && !limits.reached(taken + tokens[bin], mass + masses[bin])) {
       taken += tokens[bin];
-      taken_mass += masses[bin--];
+      mass += masses[bin--];
     }
     if (bin < 0) return {};
     prefix |= static_cast<uint32_t>(bin) << shift;
+    const bool all = fixed == 0;
     fixed |= digit << shift;
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; ++i) {  // without a branch: whether a token stays cannot be predicted
+      const uint32_t token = all ? static_cast<uint32_t>(i) : candidates[i];
+      candidates[left] = token;
+      left += (sampling::order_of(row.usable[token]) & fixed) == prefix ? 1 : 0;
+    }
+    count = left;
   }
-  for (int64_t i = 0;; ++i) {
-    if (sampling::order_of(row.usable[i]) != prefix) continue;
+  int64_t last = -1;
+  do {
     taken += 1;
-    taken_mass += row.weights[i];
-    if (taken >= count || taken_mass >= mass) return {prefix, i};
-  }
+    mass += row.weights[candidates[++last]];
+  } while (!limits.reached(taken, mass));
+  return {prefix, candidates[last]};
 }
 
-// Gumbel noise of `kBlock` tokens from `first` on, which is a multiple of four.
-void draw_noise(int64_t key, int64_t position, int64_t first, float* noise) {
-  uint32_t word[4][kBlock / 4];
+// The random words of `kBlock` tokens from `first` on, which is a multiple of four; in word[i][group] that of token
+// first + 4 group + i. -> the smallest
+uint32_t draw_words(int64_t key, int64_t position, int64_t first, uint32_t (&word)[4][kBlock / 4]) {
 #pragma GCC ivdep
   for (int64_t group = 0; group < kBlock / 4; ++group) {
     const PhiloxWords words = sampling::noise_words(key, position, static_cast<uint32_t>(first / 4 + group));
     for (int i = 0; i < 4; ++i) word[i][group] = words.word[i];
   }
-  for (int i = 0; i < 4; ++i) {
-#pragma GCC ivdep
-    for (int64_t group = 0; group < kBlock / 4; ++group) noise[4 * group + i] = sampling::gumbel_of(word[i][group]);
+  uint32_t smallest = UINT32_MAX;
+  for (const auto& row : word) {
+    for (const uint32_t value : row) smallest = value < smallest ? value : smallest;
   }
+  return smallest;
 }
 
-int64_t draw(const Row& row, const End& end, float inverse, int64_t key, int64_t position) {
-  float noise[kBlock], scores[kBlock], best = -__builtin_inff();
+// Whether noise from words this large stays below `needed`: -ln(-ln(1 - t)) < x where t >= e^-x. With a margin far
+// above what roundings do to either side, so that leaving the logarithms out changes no draw.
+bool is_hopeless(uint32_t smallest, float needed) {
+  const float margin = 0.01f;
+  return needed > 1 && static_cast<float>(smallest) * 0x1p-32f > sampling::exponential(margin - needed);
+}
+
+int64_t draw(const Row& row, const End& end, int64_t key, int64_t position) {
+  const int64_t top = first_equal(row.usable, row.largest);  // always kept: its score is to be beaten
+  const float to_beat = sampling::gumbel_noise(key, position, static_cast<uint32_t>(top));
+  float scores[kBlock], best = -__builtin_inff();
+  uint32_t word[4][kBlock / 4];
   int64_t token = 0;
   for (int64_t first = 0; first < row.size; first += kBlock) {
     const int64_t count = smaller(kBlock, row.size - first);
-    draw_noise(key, position, first, noise);
-#pragma GCC ivdep
+    const float highest_logit = largest_of(row.usable + first, count);
+    if (sampling::order_of(highest_logit) < end.order) continue;
+    const uint32_t smallest = draw_words(key, position, first, word);
+    const float bar = best > to_beat ? best : to_beat;
+    if (is_hopeless(smallest, bar - (highest_logit - row.largest) * row.inverse)) continue;
     for (int64_t i = 0; i < count; ++i) {
       const float usable = row.usable[first + i];
       const uint32_t order = sampling::order_of(usable);
       const bool kept = (order > end.order) | ((order == end.order) & (first + i <= end.index));
-      const float score = sampling::gumbel_score(usable - row.largest, inverse, noise[i]);
+      const float noise = sampling::gumbel_of(word[i % 4][i / 4]);
+      const float score = sampling::gumbel_score(usable - row.largest, row.inverse, noise);
       scores[i] = kept ? score : -__builtin_inff();
     }
     const float highest = largest_of(scores, count);
@@ -130,32 +160,33 @@ int64_t draw(const Row& row, const End& end, float inverse, int64_t key, int64_t
   return token;
 }
 
-void sample_row(const SampleArguments& a, int64_t row, bool any_nan, uint64_t* weights, const float* usable) {
-  const Row r{usable, weights, a.vocabulary, largest_of(usable, a.vocabulary)};
-  const float inverse = sampling::inverse_temperature(a.temperature[row]);
-  const uint64_t total = weigh(usable, r.size, r.largest, inverse, weights);
-  if (sampling::is_greedy(a.temperature[row])) {
+void sample_row(const SampleArguments& a, int64_t row, bool any_nan, const SampleScratch& scratch) {
+  const float* usable = scratch.usable;
+  const float temperature = a.temperature[row];
+  const Row r{usable, scratch.weights, a.vocabulary, largest_of(usable, a.vocabulary),
+              sampling::inverse_temperature(temperature)};
+  const uint64_t total = weigh(usable, r.size, r.largest, r.inverse, scratch.weights);
+  if (sampling::is_greedy(temperature)) {
     a.token[row] = first_equal(usable, r.largest);
   } else {
-    const uint64_t mass = sampling::mass_target(a.top_p[row], total);
     const bool all = a.top_k[row] <= 0 || a.top_k[row] >= r.size;
-    End end;
-    if (!all || mass != sampling::kNoMassLimit)
-      end = find_end(r, all ? UINT64_MAX : static_cast<uint64_t>(a.top_k[row]), mass);
-    a.token[row] = draw(r, end, inverse, a.key[row], a.position[row]);
+    const Limits limits{all ? UINT64_MAX : static_cast<uint64_t>(a.top_k[row]),
+                        sampling::mass_target(a.top_p[row], total)};
+    const bool limited = !all || limits.mass != sampling::kNoMassLimit;
+    a.token[row] = draw(r, limited ? find_end(r, limits, scratch.candidates) : End{}, a.key[row], a.position[row]);
   }
-  a.log_probability[row] =
-      any_nan ? __builtin_nanf("") : sampling::log_probability(usable[a.token[row]] - r.largest, inverse, total);
+  const float below = usable[a.token[row]] - r.largest;
+  a.log_probability[row] = any_nan ? __builtin_nanf("") : sampling::log_probability(below, r.inverse, total);
 }
 
 }  // namespace
 
-void sample(const SampleArguments& a, int64_t first, int64_t last, uint64_t* weights, float* usable) {
+void sample(const SampleArguments& a, int64_t first, int64_t last, const SampleScratch& scratch) {
   dispatch(a.storage, [&](auto type) {
     using Type = decltype(type);
     for (int64_t row = first; row < last; ++row) {
-      const bool any_nan = read_logits<Type>(row_of<Type>(a.logits, a.stride, row), a.vocabulary, usable);
-      sample_row(a, row, any_nan, weights, usable);
+      const bool any_nan = read_logits<Type>(row_of<Type>(a.logits, a.stride, row), a.vocabulary, scratch.usable);
+      sample_row(a, row, any_nan, scratch);
     }
   });
 }

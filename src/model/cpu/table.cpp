@@ -13,7 +13,7 @@ void attend_cached(const AttentionArguments&, int64_t, int64_t);
 int64_t linear_prepared_bytes(const LinearArguments&);
 void linear_prepare(const LinearArguments&);
 void linear(const LinearArguments&, int64_t, int64_t);
-void sample(const SampleArguments&, int64_t, int64_t, uint64_t*, float*);
+void sample(const SampleArguments&, int64_t, int64_t, const SampleScratch&);
 
 extern const Kernels kKernels;
 const Kernels kKernels = {FL_NAME(FAULTLINE_ISA), rms_norm,       swiglu, rotary, attend_cached,

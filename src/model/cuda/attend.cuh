@@ -7,7 +7,7 @@
 
 namespace faultline::ops::cuda {
 
-inline constexpr int kAttendWarps = 4, kAttendThreads = 32 * kAttendWarps, kAttendHeads = 8;
+inline constexpr int kAttendWarps = 4, kAttendThreads = 32 * kAttendWarps, kAttendHeads = 8, kMostSplits = 64;
 
 struct AttendShape {
   int64_t splits;  // of a sequence's keys
@@ -22,26 +22,37 @@ inline AttendShape attend_shape(const AttendArguments& a) {
   const int64_t blocks = a.batch * a.kv_heads * shape.parts, wanted = (528 + blocks / 2) / (blocks ? blocks : 1);
   const int64_t most = (a.context + 63) / 64;
   shape.splits = wanted < most ? wanted : most;
-  shape.splits = shape.splits < 1 ? 1 : shape.splits > 64 ? 64 : shape.splits;
+  shape.splits = shape.splits < 1 ? 1 : shape.splits > kMostSplits ? kMostSplits : shape.splits;
   return shape;
 }
 
 // What one block does: tiles begin ... end - 1 of `tile` keys, for `heads` heads from first_head on.
 struct Share {
-  int64_t sequence, split, first_head, heads, length, begin, end, cache_offset;
+  int sequence, split, first_head, heads, length, begin, end;
+  int64_t cache_offset;
 };
+
+// Tiles of one split; splits beyond the last tile have none.
+__device__ __forceinline__ int tiles_each(int length, int tile, int splits) {
+  return ((length + tile - 1) / tile + splits - 1) / splits;
+}
+
+__device__ __forceinline__ int filled_length(const AttendArguments& a, int sequence) {
+  return static_cast<int>(min(max(a.lengths[sequence], int64_t{0}), a.context));
+}
 
 __device__ __forceinline__ Share share_of(const AttendArguments& a, const AttendShape& shape, int tile) {
   Share share;
-  share.sequence = blockIdx.z;
-  share.split = blockIdx.x;
-  const int64_t kv_head = blockIdx.y / shape.parts, first = blockIdx.y % shape.parts * kAttendHeads;
-  share.first_head = kv_head * shape.group + first;
-  share.heads = min(static_cast<int64_t>(kAttendHeads), shape.group - first);
-  share.length = min(max(a.lengths[share.sequence], int64_t{0}), a.context);
-  const int64_t tiles = (share.length + tile - 1) / tile, each = (tiles + shape.splits - 1) / shape.splits;
+  share.sequence = static_cast<int>(blockIdx.z);
+  share.split = static_cast<int>(blockIdx.x);
+  const int parts = static_cast<int>(shape.parts), group = static_cast<int>(shape.group);
+  const int kv_head = static_cast<int>(blockIdx.y) / parts, first = static_cast<int>(blockIdx.y) % parts * kAttendHeads;
+  share.first_head = kv_head * group + first;
+  share.heads = min(kAttendHeads, group - first);
+  share.length = filled_length(a, share.sequence);
+  const int each = tiles_each(share.length, tile, static_cast<int>(shape.splits));
   share.begin = share.split * each;
-  share.end = min(tiles, share.begin + each);
+  share.end = min((share.length + tile - 1) / tile, share.begin + each);
   share.cache_offset = (share.sequence * a.kv_heads + kv_head) * a.context * a.head_size;
   return share;
 }
@@ -85,48 +96,62 @@ template <class T>
 __device__ __forceinline__ void finish_block(const AttendArguments& a, const AttendShape& shape, const Share& share,
                                              const WarpResults& results) {
   const Partials partials(a, shape);
-  for (int64_t i = threadIdx.x; i < share.heads * a.head_size; i += kAttendThreads) {
-    const int head = static_cast<int>(i / a.head_size);
-    const int64_t column = i % a.head_size, place = share.sequence * a.heads + share.first_head + head;
-    float common = -INFINITY, sum = 0.0f, output = 0.0f;
+  const int size = static_cast<int>(a.head_size);
+  for (int head = 0; head < share.heads; ++head) {
+    const int64_t place = share.sequence * a.heads + share.first_head + head;
+    float common = -INFINITY, sum = 0.0f, scale[kAttendWarps];
+#pragma unroll
     for (int warp = 0; warp < kAttendWarps; ++warp) common = fmaxf(common, results.maximum(warp, head));
+#pragma unroll
     for (int warp = 0; warp < kAttendWarps; ++warp) {
-      const float scale = part_scale(results.maximum(warp, head), common);
-      sum += scale * results.sum(warp, head);
-      output += scale * results.output(warp, head)[column];
-    }
-    if (shape.splits == 1) {
-      const float value = share.length == 0 ? 0.0f : output / sum;
-      static_cast<T*>(a.out)[place * a.head_size + column] = from_float<T>(value);
-      continue;
+      scale[warp] = part_scale(results.maximum(warp, head), common);
+      sum += scale[warp] * results.sum(warp, head);
     }
     const int64_t part = place * shape.splits + share.split;
-    if (column == 0) {
+    if (shape.splits > 1 && threadIdx.x == 0) {
       partials.statistics[2 * part] = common;
       partials.statistics[2 * part + 1] = sum;
     }
-    partials.outputs[part * a.head_size + column] = output;
+    for (int column = threadIdx.x; column < size; column += kAttendThreads) {
+      float output = 0.0f;
+#pragma unroll
+      for (int warp = 0; warp < kAttendWarps; ++warp) output += scale[warp] * results.output(warp, head)[column];
+      if (shape.splits == 1) {
+        static_cast<T*>(a.out)[place * size + column] = from_float<T>(share.length == 0 ? 0.0f : output / sum);
+      } else if (share.begin < share.end) {
+        partials.outputs[part * size + column] = output;
+      }
+    }
   }
 }
 
-// Joins the splits of one sequence and head.
+// Joins the splits of one sequence and head. tile: as the first kernel had it.
 template <class T>
-__global__ void __launch_bounds__(kAttendThreads) combine_kernel(AttendArguments a, AttendShape shape) {
+__global__ void __launch_bounds__(kAttendThreads) combine_kernel(AttendArguments a, AttendShape shape, int tile) {
   begin_kernel();
+  __shared__ float scales[kMostSplits], sums[kMostSplits];
   const Partials partials(a, shape);
   const int64_t place = blockIdx.x, first = place * shape.splits;
-  const bool idle = a.lengths[place / a.heads] <= 0;
-  float common = -INFINITY;
-  for (int64_t s = 0; s < shape.splits; ++s) common = fmaxf(common, partials.statistics[2 * (first + s)]);
-  for (int64_t column = threadIdx.x; column < a.head_size; column += kAttendThreads) {
-    float sum = 0.0f, output = 0.0f;
-    for (int64_t s = 0; s < shape.splits; ++s) {
-      const float scale = part_scale(partials.statistics[2 * (first + s)], common);
-      if (scale == 0.0f) continue;
-      sum += scale * partials.statistics[2 * (first + s) + 1];
-      output += scale * partials.outputs[(first + s) * a.head_size + column];
-    }
-    static_cast<T*>(a.out)[place * a.head_size + column] = from_float<T>(idle ? 0.0f : output / sum);
+  const int splits = static_cast<int>(shape.splits), size = static_cast<int>(a.head_size);
+  const int length = filled_length(a, static_cast<int>(place / a.heads)), each = tiles_each(length, tile, splits);
+  const int used = each == 0 ? 0 : min(splits, ((length + tile - 1) / tile + each - 1) / each);
+  const int s = threadIdx.x;
+  if (s < used) {
+    scales[s] = partials.statistics[2 * (first + s)];
+    sums[s] = partials.statistics[2 * (first + s) + 1];
+  }
+  __syncthreads();
+  float common = -INFINITY, sum = 0.0f;
+  for (int i = 0; i < used; ++i) common = fmaxf(common, scales[i]);
+  __syncthreads();
+  if (s < used) scales[s] = part_scale(scales[s], common);
+  __syncthreads();
+  for (int i = 0; i < used; ++i) sum += scales[i] * sums[i];
+  for (int column = threadIdx.x; column < size; column += kAttendThreads) {
+    float output = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < used; ++i) output += scales[i] * partials.outputs[(first + i) * size + column];
+    static_cast<T*>(a.out)[place * size + column] = from_float<T>(length == 0 ? 0.0f : output / sum);
   }
 }
 

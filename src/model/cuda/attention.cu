@@ -9,6 +9,8 @@
 namespace faultline::ops::cuda {
 namespace {
 
+constexpr int kTile = 16;  // keys
+
 // A lane's share of sixteen keys and values, Note [Fragments]: key rows g and 8 + g at columns 32 j + 8 c; values of
 // the keys 2 c, 2 c + 1, 8 + 2 c, 9 + 2 c at columns 64 s + 8 g.
 template <int kSlabs>
@@ -16,7 +18,7 @@ struct Tile {
   uint4 key[2][2 * kSlabs];
   uint4 value[kSlabs][4];
 
-  __device__ __forceinline__ void load(const uint16_t* keys, const uint16_t* values, int64_t left, int64_t head_size) {
+  __device__ __forceinline__ void load_keys(const uint16_t* keys, int left, int head_size) {
     const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -27,6 +29,9 @@ struct Tile {
         key[half][j] = row < left && column < head_size ? load_once(keys + row * head_size + column) : uint4{};
       }
     }
+  }
+  __device__ __forceinline__ void load_values(const uint16_t* values, int left, int head_size) {
+    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) {
       const int column = 64 * s + 8 * g;
@@ -50,24 +55,26 @@ struct Running {
   float maximum = -INFINITY, sum = 0.0f;
   float output[kSlabs][8][2] = {};
 
-  __device__ __forceinline__ void add(const Tile<kSlabs>& tile, const uint4 (&query)[2 * kSlabs], int64_t left,
-                                      float scale) {
+  float score[2][2];
+
+  __device__ __forceinline__ void add_keys(const Tile<kSlabs>& tile, const uint4 (&query)[2 * kSlabs], int left,
+                                           float scale) {
     const int c = threadIdx.x % 4;
-    float score[2][2] = {}, other[2][2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      float even[2] = {}, odd[2] = {};
 #pragma unroll
       for (int j = 0; j < 2 * kSlabs; ++j) {
         const uint4 q = query[j], k = tile.key[half][j];
-        multiply_add<T>(score[half], q.x, q.y, k.x, k.y);
-        multiply_add<T>(other[half], q.z, q.w, k.z, k.w);
+        multiply_add<T>(even, q.x, q.y, k.x, k.y);
+        multiply_add<T>(odd, q.z, q.w, k.z, k.w);
       }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool filled = 8 * half + 2 * c + i < left;
-        score[half][i] = filled ? (score[half][i] + other[half][i]) * scale : -INFINITY;
-      }
+      for (int i = 0; i < 2; ++i) score[half][i] = 8 * half + 2 * c + i < left ? (even[i] + odd[i]) * scale : -INFINITY;
     }
+  }
+
+  __device__ __forceinline__ void add_values(const Tile<kSlabs>& tile) {
     float highest = fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
     highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
@@ -99,10 +106,11 @@ struct Running {
 };
 
 template <class T, int kSlabs>
-__global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArguments a, AttendShape shape) {
+__global__ void __launch_bounds__(kAttendThreads, kSlabs <= 2 ? 3 : 1)
+    attend_kernel(AttendArguments a, AttendShape shape) {
   begin_kernel();
   extern __shared__ float shared[];
-  const Share share = share_of(a, shape, 16);
+  const Share share = share_of(a, shape, kTile);
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
   uint4 query[2 * kSlabs];
 #pragma unroll
@@ -116,11 +124,17 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArguments 
   const auto* values = static_cast<const uint16_t*>(a.value_cache) + share.cache_offset;
   Running<T, kSlabs> running;
   const float scale = a.scale * 1.44269504f;  // powers of two from here on
-  for (int64_t tile_index = share.begin + warp; tile_index < share.end; tile_index += kAttendWarps) {
-    const int64_t offset = tile_index * 16 * a.head_size, left = share.length - tile_index * 16;
-    Tile<kSlabs> tile;
-    tile.load(keys + offset, values + offset, left, a.head_size);
-    running.add(tile, query, left, scale);
+  const int size = static_cast<int>(a.head_size);
+  // While the products with one tile's values run, the next tile's keys are on their way.
+  Tile<kSlabs> tile;
+  int index = share.begin + warp;
+  if (index < share.end) tile.load_keys(keys + int64_t{kTile} * index * size, share.length - kTile * index, size);
+  for (; index < share.end; index += kAttendWarps) {
+    const int left = share.length - kTile * index, next = index + kAttendWarps;
+    tile.load_values(values + int64_t{kTile} * index * size, left, size);
+    running.add_keys(tile, query, left, scale);
+    if (next < share.end) tile.load_keys(keys + int64_t{kTile} * next * size, share.length - kTile * next, size);
+    running.add_values(tile);
   }
   running.sum += __shfl_xor_sync(0xFFFFFFFFu, running.sum, 1);
   running.sum += __shfl_xor_sync(0xFFFFFFFFu, running.sum, 2);
@@ -159,9 +173,9 @@ __global__ void __launch_bounds__(kAttendThreads) attend_fp32_kernel(AttendArgum
     }
   }
   const float scale = a.scale * 1.44269504f;
-  for (int64_t index = share.begin + warp; index < share.end; index += kAttendWarps) {
-    const float* key = static_cast<const float*>(a.key_cache) + share.cache_offset + index * a.head_size;
-    const float* value = static_cast<const float*>(a.value_cache) + share.cache_offset + index * a.head_size;
+  for (int index = share.begin + warp; index < share.end; index += kAttendWarps) {
+    const float* key = static_cast<const float*>(a.key_cache) + share.cache_offset + int64_t{index} * a.head_size;
+    const float* value = static_cast<const float*>(a.value_cache) + share.cache_offset + int64_t{index} * a.head_size;
     float k[kColumns], v[kColumns];
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -244,7 +258,7 @@ void attend_cached(const AttendArguments& a, void* stream) {
   if (shape.splits > 1) {
     dispatch(a.element, [&](auto type) {
       launch("attend_cached", combine_kernel<decltype(type)>, static_cast<unsigned>(a.batch * a.heads), kAttendThreads,
-             0, stream, a, shape);
+             0, stream, a, shape, a.element == Element::kFloat32 ? 1 : kTile);
     });
   }
 }

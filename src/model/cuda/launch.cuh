@@ -7,7 +7,7 @@
 // threads: it lets its own successor come, and waits until everything before it has finished and is visible. Nothing of
 // device memory is read or written above that line (a prefetch into the second-level cache is neither: it cannot see
 // old data, even where a fault has just rewritten a weight). A kernel of somebody else in between waits for all of
-// ours, and ours for all of it, as usual.
+// ours, and ours for all of it, as usual. FAULTLINE_NO_OVERLAP=1 turns this off, to measure what it gives.
 #pragma once
 
 #include <cuda_runtime.h>

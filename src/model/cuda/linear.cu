@@ -7,49 +7,92 @@
 namespace faultline::ops::cuda {
 namespace {
 
-constexpr int kWarps = 8, kAhead = 8, kOutputs = 8;
+constexpr int kWarps = 8, kAhead = 4, kOutputs = 8;
+constexpr unsigned kPrefetching = 528;  // the first blocks, which may come early: Note [Overlap]
 
-template <class T>
-__global__ void __launch_bounds__(32 * kWarps) tile_kernel(LinearArguments a) {
-  __shared__ float shared[kWarps][kFewRows][kOutputs];
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kOutputs;
-  if (threadIdx.x < kOutputs && first + threadIdx.x < a.outputs)
-    prefetch(static_cast<const T*>(a.weight) + (first + threadIdx.x) * a.weight_stride,
-             static_cast<uint32_t>(a.inputs * sizeof(T)));
-  begin_kernel();
-  const int64_t slabs = (a.inputs + 31) / 32;
-  const T* weight = static_cast<const T*>(a.weight) + min(first + g, a.outputs - 1) * a.weight_stride + 8 * c;
-  const T* x = static_cast<const T*>(a.x) + g * a.x_stride + 8 * c;
-  const bool has_row = g < a.rows;
-  float sums[4][2] = {};  // independent chains: a product takes some thirty cycles
-  for (int64_t slab = warp; slab < slabs; slab += kWarps * kAhead) {
-    uint4 w[kAhead], v[kAhead];
+// A lane's pointers and limits; slab j of the inputs is columns 32 j ... 32 j + 31.
+template <class T, int kSplit>
+struct Lane {
+  const T* weight;
+  const T* x;
+  int columns;  // left of this lane's first
+  bool has_row;
+
+  __device__ __forceinline__ void load(int slab, uint4 (&w)[kAhead]) const {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int64_t column = (slab + i * kWarps) * 32;
-      w[i] = column + 8 * c < a.inputs ? load_once(weight + column) : uint4{};
+      const int column = (slab + i * kSplit) * 32;
+      w[i] = column < columns ? load_once(weight + column) : uint4{};
+    }
+  }
+  __device__ __forceinline__ void multiply(int slab, const uint4 (&w)[kAhead], float (&sums)[4][2]) const {
+    uint4 v[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int column = (slab + i * kSplit) * 32;
+      v[i] = has_row && column < columns ? *reinterpret_cast<const uint4*>(x + column) : uint4{};
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int64_t column = (slab + i * kWarps) * 32;
-      v[i] = has_row && column + 8 * c < a.inputs ? *reinterpret_cast<const uint4*>(x + column) : uint4{};
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {  // independent chains: a product takes some thirty cycles
       multiply_add<T>(sums[i % 2], v[i].x, v[i].y, w[i].x, w[i].y);
       multiply_add<T>(sums[2 + i % 2], v[i].z, v[i].w, w[i].z, w[i].w);
     }
   }
+};
+
+// kSplit warps share eight outputs, kGroups such groups make a block.
+template <class T, int kSplit, int kGroups>
+__global__ void __launch_bounds__(32 * kSplit * kGroups) tile_kernel(LinearArguments a) {
+  __shared__ float shared[kGroups][kSplit][kFewRows][kOutputs];
+  const int warp = threadIdx.x / 32 % kSplit, group = threadIdx.x / (32 * kSplit);
+  const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kGroups + group) * kOutputs;
+  const int64_t output = min(first + g, a.outputs - 1);
+  const Lane<T, kSplit> lane{static_cast<const T*>(a.weight) + output * a.weight_stride + 8 * c,
+                             static_cast<const T*>(a.x) + g * a.x_stride + 8 * c, static_cast<int>(a.inputs) - 8 * c,
+                             g < a.rows};
+  if (warp == 0 && c == 0 && blockIdx.x < kPrefetching)
+    prefetch(lane.weight, static_cast<uint32_t>(a.inputs * sizeof(T)));
+  begin_kernel();
+  const int slabs = static_cast<int>((a.inputs + 31) / 32);
+  constexpr int kStep = kSplit * kAhead;
+  float sums[4][2] = {};
+  uint4 even[kAhead], odd[kAhead];
+  lane.load(warp, even);
+  for (int slab = warp; slab < slabs; slab += 2 * kStep) {
+    lane.load(slab + kStep, odd);
+    lane.multiply(slab, even, sums);
+    lane.load(slab + 2 * kStep, even);
+    lane.multiply(slab + kStep, odd, sums);
+  }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) shared[warp][g][2 * c + i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+  for (int i = 0; i < 2; ++i) shared[group][warp][g][2 * c + i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
   __syncthreads();
-  const int64_t row = threadIdx.x / kOutputs, output = first + threadIdx.x % kOutputs;
-  if (row >= a.rows || output >= a.outputs) return;
-  float total = a.bias ? to_float(static_cast<const T*>(a.bias)[output]) : 0.0f;
+  for (int i = threadIdx.x; i < kGroups * kFewRows * kOutputs; i += 32 * kSplit * kGroups) {
+    const int at = i / (kFewRows * kOutputs), row = i / kOutputs % kFewRows, column = i % kOutputs;
+    const int64_t to = (static_cast<int64_t>(blockIdx.x) * kGroups + at) * kOutputs + column;
+    if (row >= a.rows || to >= a.outputs) continue;
+    float total = a.bias ? to_float(static_cast<const T*>(a.bias)[to]) : 0.0f;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) total += shared[w][row][threadIdx.x % kOutputs];
-  static_cast<T*>(a.out)[row * a.outputs + output] = from_float<T>(total);
+    for (int w = 0; w < kSplit; ++w) total += shared[at][w][row][column];
+    static_cast<T*>(a.out)[row * a.outputs + to] = from_float<T>(total);
+  }
+}
+
+// Some two dozen warps for each of 132 multiprocessors, and six slabs for each warp, where the shape allows.
+template <class T>
+void launch_tiles(const LinearArguments& a, void* stream) {
+  const int64_t groups = (a.outputs + kOutputs - 1) / kOutputs, slabs = (a.inputs + 31) / 32;
+  const auto wants = [&](int64_t split) { return groups * split / 2 < 3000 && slabs >= 6 * split; };
+  const auto start = [&](auto kernel, int64_t split, int64_t per_block) {
+    launch("few_rows_linear", kernel, blocks_of(groups, per_block), static_cast<unsigned>(32 * split * per_block), 0,
+           stream, a);
+  };
+  if (wants(16)) return start(tile_kernel<T, 16, 1>, 16, 1);
+  if (wants(8)) return start(tile_kernel<T, 8, 1>, 8, 1);
+  if (wants(4)) return start(tile_kernel<T, 4, 1>, 4, 1);
+  if (wants(2)) return start(tile_kernel<T, 2, 2>, 2, 2);
+  start(tile_kernel<T, 1, 4>, 1, 4);
 }
 
 template <class T>
@@ -91,7 +134,7 @@ void few_rows_linear(const LinearArguments& a, void* stream) {
     using T = decltype(type);
     if constexpr (sizeof(T) == 2) {
       if (aligned) {
-        launch("few_rows_linear", tile_kernel<T>, blocks_of(a.outputs, kOutputs), 32 * kWarps, 0, stream, a);
+        launch_tiles<T>(a, stream);
         return;
       }
     }

@@ -12,7 +12,11 @@ template <class T>
 __device__ __forceinline__ int load_logits(const SampleArguments& a, bool aligned, int64_t first,
                                            float (&logits)[kOctet], bool& has_nan) {
   const int64_t left = a.vocabulary - first;
-  if (left <= 0) return 0;
+  if (left <= 0) {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) logits[i] = 0.0f;
+    return 0;
+  }
   load_octet(static_cast<const T*>(a.logits) + blockIdx.y * a.stride + first, left, aligned, logits);
   const int count = left < kOctet ? static_cast<int>(left) : kOctet;
 #pragma unroll
@@ -25,39 +29,58 @@ __device__ __forceinline__ int load_logits(const SampleArguments& a, bool aligne
 
 __device__ __forceinline__ int64_t first_of_thread(int64_t chunk) { return chunk * kChunk + threadIdx.x * kOctet; }
 
+// Calls function(chunk, first index, logits, count, has_nan) for each chunk of this block, with all threads.
+template <class T, class Function>
+__device__ __forceinline__ void for_chunks(const SampleArguments& a, bool aligned, Function&& function) {
+  for (int64_t chunk = blockIdx.x; chunk * kChunk < a.vocabulary; chunk += gridDim.x) {
+    float logits[kOctet];
+    bool has_nan = false;
+    const int64_t first = first_of_thread(chunk);
+    const int count = load_logits<T>(a, aligned, first, logits, has_nan);
+    function(chunk, first, logits, count, has_nan);
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kSampleThreads) maximum_kernel(SampleArguments a, RowState* states, bool aligned) {
   begin_kernel();
-  float logits[kOctet];
-  bool has_nan = false;
-  const int count = load_logits<T>(a, aligned, first_of_thread(blockIdx.x), logits, has_nan);
   uint32_t highest = 0;
-  for (int i = 0; i < count; ++i) highest = max(highest, sampling::order_of(logits[i]));
+  bool any_nan = false;
+  for_chunks<T>(a, aligned, [&](int64_t, int64_t, const float(&logits)[kOctet], int count, bool has_nan) {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i < count) highest = max(highest, sampling::order_of(logits[i]));
+    }
+    any_nan |= has_nan;
+  });
   highest = __reduce_max_sync(0xFFFFFFFFu, highest);
-  has_nan = __any_sync(0xFFFFFFFFu, has_nan);
+  any_nan = __any_sync(0xFFFFFFFFu, any_nan);
   if (threadIdx.x % 32 != 0) return;
   atomicMax(&states[blockIdx.y].maximum, highest);
-  if (has_nan) atomicOr(&states[blockIdx.y].has_nan, 1u);
+  if (any_nan) atomicOr(&states[blockIdx.y].has_nan, 1u);
 }
 
-// The best of the thread's kept tokens: score in the high word, then the lower index.
-__device__ __forceinline__ uint64_t best_of(const Row& row, const float (&logits)[kOctet], uint32_t kept,
-                                            int64_t first) {
-  uint64_t best = 0;
-  if (kept == 0) return best;
+// The better of `best` and the thread's kept tokens: score in the high word, then the lower index. All lanes of a warp
+// come here together. Most noise is never worked out: -ln(-ln(1 - t)) is less than -ln t, so the leading zeros of a
+// word bound it, and a token whose bound is below the best score of the warp cannot win.
+__device__ __forceinline__ uint64_t better_of(uint64_t best, const Row& row, const float (&logits)[kOctet],
+                                              uint32_t kept, int64_t first) {
 #pragma unroll
   for (int group = 0; group < kOctet / 4; ++group) {
+    if (!__any_sync(0xFFFFFFFFu, kept >> 4 * group & 15u)) continue;
     PhiloxWords words{};
     if (!row.greedy) words = sampling::noise_words(row.key, row.position, static_cast<uint32_t>(first / 4 + group));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = 4 * group + i;
-      if ((kept >> at & 1u) == 0) continue;
-      const float below = logits[at] - row.maximum;
+      const uint32_t floor = __reduce_max_sync(0xFFFFFFFFu, static_cast<uint32_t>(best >> 32));
+      const float below = logits[at] - row.maximum,
+                  most = 0.6931472f * static_cast<float>(1 + __clz(words.word[i])) + 0.01f;
+      const float bound = row.greedy ? below : sampling::gumbel_score(below, row.scale, most);
+      if ((kept >> at & 1u) == 0 || sampling::order_of(bound) < floor) continue;
       const float score =
           row.greedy ? below : sampling::gumbel_score(below, row.scale, sampling::gumbel_of(words.word[i]));
-      const uint64_t rank =
-          static_cast<uint64_t>(sampling::order_of(score)) << 32 | (~static_cast<uint32_t>(first + at));
+      const uint64_t rank = static_cast<uint64_t>(sampling::order_of(score)) << 32 | ~static_cast<uint32_t>(first + at);
       best = rank > best ? rank : best;
     }
   }
@@ -71,21 +94,22 @@ __global__ void __launch_bounds__(kSampleThreads) weigh_kernel(SampleArguments a
   __shared__ Histogram histogram;
   RowState& state = states[blockIdx.y];
   const Row row = row_of(a, state);
-  float logits[kOctet];
-  bool has_nan = false;
-  const int64_t first = first_of_thread(blockIdx.x);
-  const int count = load_logits<T>(a, aligned, first, logits, has_nan);
   if (row.is_cut) histogram.clear();
-  uint64_t mass = 0;
-  for (int i = 0; i < count; ++i) {
-    const uint64_t weight = sampling::fixed_weight(logits[i] - row.maximum, row.scale);
-    mass += weight;
-    if (row.is_cut) histogram.add(sampling::order_of(logits[i]) >> 21, weight);
-  }
+  uint64_t mass = 0, best = 0;
+  for_chunks<T>(a, aligned, [&](int64_t, int64_t first, const float(&logits)[kOctet], int count, bool) {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (i >= count) break;
+      const uint64_t weight = sampling::fixed_weight(logits[i] - row.maximum, row.scale);
+      mass += weight;
+      if (row.is_cut) histogram.add(sampling::order_of(logits[i]) >> 21, weight);
+    }
+    if (!row.is_cut) best = better_of(best, row, logits, (1u << count) - 1, first);
+  });
   mass = block_sum(mass);
   if (threadIdx.x == 0) atomicAdd(&state.total, mass);
   if (row.is_cut) return histogram.add_to(state.level[0]);
-  const uint64_t best = block_max(best_of(row, logits, (1u << count) - 1, first));
+  best = block_max(best);
   if (threadIdx.x == 0) atomicMax(&state.best, best);
 }
 
@@ -100,30 +124,39 @@ __global__ void __launch_bounds__(kSampleThreads) narrow_kernel(SampleArguments 
   const Cut cut = narrowed(kLevel == 1 ? whole_row(a, state) : state.cut[0], state.level[kLevel - 1], 11);
   if (blockIdx.x == 0 && threadIdx.x == 0) state.cut[kLevel - 1] = cut;
   histogram.clear();
-  float logits[kOctet];
-  bool has_nan = false;
-  const int count = load_logits<T>(a, aligned, first_of_thread(blockIdx.x), logits, has_nan);
   constexpr int kAbove = kLevel == 1 ? 21 : 10, kBelow = kLevel == 1 ? 10 : 0;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t order = sampling::order_of(logits[i]);
-    if (order >> kAbove != cut.prefix) continue;
-    histogram.add(order >> kBelow & ((1u << (kAbove - kBelow)) - 1),
-                  sampling::fixed_weight(logits[i] - row.maximum, row.scale));
-  }
+  for_chunks<T>(a, aligned, [&](int64_t, int64_t, const float(&logits)[kOctet], int count, bool) {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      const uint32_t order = sampling::order_of(logits[i]);
+      if (i >= count || order >> kAbove != cut.prefix) continue;
+      histogram.add(order >> kBelow & ((1u << (kAbove - kBelow)) - 1),
+                    sampling::fixed_weight(logits[i] - row.maximum, row.scale));
+    }
+  });
   histogram.add_to(state.level[kLevel]);
 }
 
-// How many tokens equal to the last kept one stand before this block's chunk.
+// Finds the last kept order and counts, by chunk, the tokens that have it.
 template <class T>
-__device__ int64_t ties_before(const SampleArguments& a, bool aligned, uint32_t order) {
-  int64_t ties = 0;
-  for (int64_t chunk = 0; chunk < blockIdx.x; ++chunk) {
-    float logits[kOctet];
-    bool has_nan = false;
-    const int count = load_logits<T>(a, aligned, first_of_thread(chunk), logits, has_nan);
-    for (int i = 0; i < count; ++i) ties += sampling::order_of(logits[i]) == order;
-  }
-  return static_cast<int64_t>(block_sum(static_cast<uint64_t>(ties)));
+__global__ void __launch_bounds__(kSampleThreads) ties_kernel(SampleArguments a, RowState* states, bool aligned) {
+  begin_kernel();
+  RowState& state = states[blockIdx.y];
+  if (!row_of(a, state).is_cut) return;
+  const Cut cut = narrowed(state.cut[1], state.level[2], 10);
+  if (blockIdx.x == 0 && threadIdx.x == 0) state.cut[2] = cut;
+  for_chunks<T>(a, aligned, [&](int64_t chunk, int64_t, const float(&logits)[kOctet], int count, bool) {
+    uint32_t ties = 0;
+    for (int i = 0; i < count; ++i) ties += sampling::order_of(logits[i]) == cut.prefix;
+    ties = __reduce_add_sync(0xFFFFFFFFu, ties);
+    if (threadIdx.x % 32 == 0 && ties > 0) atomicAdd(&state.ties[chunk], ties);
+  });
+}
+
+__device__ __forceinline__ int64_t ties_before(const RowState& state, int64_t chunk) {
+  uint64_t ties = 0;
+  for (int64_t i = threadIdx.x; i < chunk; i += kSampleThreads) ties += state.ties[i];
+  return static_cast<int64_t>(block_sum(ties));
 }
 
 // Draws from the kept tokens of a cut row.
@@ -133,23 +166,26 @@ __global__ void __launch_bounds__(kSampleThreads) draw_kernel(SampleArguments a,
   RowState& state = states[blockIdx.y];
   const Row row = row_of(a, state);
   if (!row.is_cut) return;
-  const Cut cut = narrowed(state.cut[1], state.level[2], 10);
+  const Cut cut = state.cut[2];
   const uint64_t weight = sampling::fixed_weight(sampling::logit_of(cut.prefix) - row.maximum, row.scale);
-  const int64_t present = state.level[2].count[cut.prefix & 1023u], kept_ties = ties_kept(cut, weight);
-  const int64_t before = kept_ties < present ? ties_before<T>(a, aligned, cut.prefix) : 0;
-  float logits[kOctet];
-  bool has_nan = false;
-  const int64_t first = first_of_thread(blockIdx.x);
-  const int count = load_logits<T>(a, aligned, first, logits, has_nan);
-  uint64_t ties = 0;
-  for (int i = 0; i < count; ++i) ties += sampling::order_of(logits[i]) == cut.prefix;
-  int64_t rank = before + static_cast<int64_t>(sum_of_earlier_threads(ties));
-  uint32_t kept = 0;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t order = sampling::order_of(logits[i]);
-    if (order > cut.prefix || (order == cut.prefix && rank++ < kept_ties)) kept |= 1u << i;
-  }
-  const uint64_t best = block_max(best_of(row, logits, kept, first));
+  const int64_t kept_ties = ties_kept(cut, weight);
+  uint64_t best = 0;
+  for_chunks<T>(a, aligned, [&](int64_t chunk, int64_t first, const float(&logits)[kOctet], int count, bool) {
+    int64_t rank = 0;
+    if (state.ties[chunk] > 0) {  // the same for all threads
+      uint64_t ties = 0;
+      for (int i = 0; i < count; ++i) ties += sampling::order_of(logits[i]) == cut.prefix;
+      rank = ties_before(state, chunk) + static_cast<int64_t>(sum_of_earlier_threads(ties));
+    }
+    uint32_t kept = 0;
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      const uint32_t order = sampling::order_of(logits[i]);
+      if (i < count && (order > cut.prefix || (order == cut.prefix && rank++ < kept_ties))) kept |= 1u << i;
+    }
+    best = better_of(best, row, logits, kept, first);
+  });
+  best = block_max(best);
   if (threadIdx.x == 0 && best != 0) atomicMax(&state.best, best);
 }
 
@@ -174,7 +210,11 @@ int64_t sample_scratch(int64_t batch) { return batch * static_cast<int64_t>(size
 void sample(const SampleArguments& a, void* stream) {
   if (a.batch == 0) return;
   auto* states = static_cast<RowState*>(a.scratch);
-  const dim3 grid(blocks_of(a.vocabulary, kChunk), static_cast<unsigned>(a.batch));
+  // About eight blocks for each of 132 multiprocessors, no more than there are chunks.
+  const int64_t chunks = (a.vocabulary + kChunk - 1) / kChunk, wanted = (1056 + a.batch - 1) / a.batch;
+  const int64_t least = (chunks + kMostChunks - 1) / kMostChunks;
+  const int64_t blocks = wanted > chunks ? chunks : wanted < least ? least : wanted;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(a.batch));
   const bool aligned = is_aligned(a.logits, a.batch == 1 ? 0 : a.stride) && a.vocabulary % kOctet == 0;
   dispatch(a.element, [&](auto type) {
     using T = decltype(type);
@@ -182,6 +222,7 @@ void sample(const SampleArguments& a, void* stream) {
     launch("sample", weigh_kernel<T>, grid, kSampleThreads, 0, stream, a, states, aligned);
     launch("sample", narrow_kernel<T, 1>, grid, kSampleThreads, 0, stream, a, states, aligned);
     launch("sample", narrow_kernel<T, 2>, grid, kSampleThreads, 0, stream, a, states, aligned);
+    launch("sample", ties_kernel<T>, grid, kSampleThreads, 0, stream, a, states, aligned);
     launch("sample", draw_kernel<T>, grid, kSampleThreads, 0, stream, a, states, aligned);
     launch("sample", result_kernel<T>, blocks_of(a.batch, 32), 32, 0, stream, a, states);
   });

@@ -8,6 +8,8 @@
 namespace faultline::ops::cuda {
 
 inline constexpr int kSampleThreads = 256, kChunk = kSampleThreads * kOctet, kBins = 2048;
+inline constexpr int kMostChunks = 128;  // of a block
+inline constexpr int kChunksOfRow = static_cast<int>(sampling::kMaxVocabulary / kChunk);
 
 // Where the kept tokens end, narrowed so far: logits whose order starts with `prefix`, of which `tokens` may still be
 // kept or `mass` is still wanted, whichever comes first.
@@ -26,8 +28,9 @@ struct Level {
 struct alignas(16) RowState {  // all zeros at the start
   unsigned long long total, best;
   uint32_t maximum, has_nan;
-  Cut cut[2];
+  Cut cut[3];
   Level level[3];
+  uint32_t ties[kChunksOfRow];  // of the last kept token, by chunk
 };
 
 struct Row {
@@ -89,27 +92,30 @@ __device__ __forceinline__ uint64_t block_max(uint64_t value) {
   return value;
 }
 
-// A block's counts. Weights, at most 2^40, are added as two halves: 2048 of them fit 32-bit counters, whose atomics
-// shared memory has in hardware.
+// A block's counts. Weights, at most 2^40, are added in three pieces, so that those of a block (kMostChunks chunks) fit
+// 32-bit counters, whose atomics shared memory has in hardware.
 struct Histogram {
-  uint32_t count[kBins], low[kBins], high[kBins];
+  uint32_t count[kBins], low[kBins], middle[kBins], high[kBins];
 
   __device__ __forceinline__ void clear() {
-    for (int i = threadIdx.x; i < kBins; i += kSampleThreads) count[i] = low[i] = high[i] = 0;
+    for (int i = threadIdx.x; i < kBins; i += kSampleThreads) count[i] = low[i] = middle[i] = high[i] = 0;
     __syncthreads();
   }
   __device__ __forceinline__ void add(uint32_t bin, uint64_t weight) {
     atomicAdd(&count[bin], 1u);
-    if (weight == 0) return;
-    atomicAdd(&low[bin], static_cast<uint32_t>(weight) & 0xFFFFFu);
-    atomicAdd(&high[bin], static_cast<uint32_t>(weight >> 20));
+    const uint32_t pieces[3] = {static_cast<uint32_t>(weight) & 0x3FFFu, static_cast<uint32_t>(weight >> 14) & 0x3FFFu,
+                                static_cast<uint32_t>(weight >> 28)};
+    if (pieces[0]) atomicAdd(&low[bin], pieces[0]);
+    if (pieces[1]) atomicAdd(&middle[bin], pieces[1]);
+    if (pieces[2]) atomicAdd(&high[bin], pieces[2]);
   }
   __device__ __forceinline__ void add_to(Level& level) {
     __syncthreads();
     for (int i = threadIdx.x; i < kBins; i += kSampleThreads) {
       if (count[i] == 0) continue;
       atomicAdd(&level.count[i], count[i]);
-      atomicAdd(&level.mass[i], (static_cast<unsigned long long>(high[i]) << 20) + low[i]);
+      atomicAdd(&level.mass[i], (static_cast<unsigned long long>(high[i]) << 28) +
+                                    (static_cast<unsigned long long>(middle[i]) << 14) + low[i]);
     }
   }
 };
@@ -124,23 +130,32 @@ __device__ __forceinline__ Cut narrowed(const Cut& cut, const Level& level, int 
   __shared__ Cut found;
   constexpr int kEach = kBins / kSampleThreads;
   const int top = kBins - 1 - static_cast<int>(threadIdx.x) * kEach;
-  uint64_t own_tokens = 0, own_mass = 0;
+  uint64_t own_tokens = 0, own_mass = 0, each_mass[kEach];
+  uint32_t each_count[kEach];
+#pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    own_tokens += level.count[top - i];
-    own_mass += level.mass[top - i];
+    each_count[i] = level.count[top - i];
+    each_mass[i] = level.mass[top - i];
+    own_tokens += each_count[i];
+    own_mass += each_mass[i];
   }
   uint64_t tokens = sum_of_earlier_threads(own_tokens), mass = sum_of_earlier_threads(own_mass);
   if (!is_reached(cut, tokens, mass) && is_reached(cut, tokens + own_tokens, mass + own_mass)) {
-    int bin = top;
-    while (!is_reached(cut, tokens + level.count[bin], mass + level.mass[bin])) {
-      tokens += level.count[bin];
-      mass += level.mass[bin];
-      --bin;
-    }
+    bool done = false;
     found = cut;
-    found.prefix = cut.prefix << bits | static_cast<uint32_t>(bin);
-    if (cut.tokens != INT64_MAX) found.tokens -= static_cast<int64_t>(tokens);
-    if (cut.mass != sampling::kNoMassLimit) found.mass -= mass;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (done) continue;
+      done = is_reached(cut, tokens + each_count[i], mass + each_mass[i]);
+      if (!done) {
+        tokens += each_count[i];
+        mass += each_mass[i];
+        continue;
+      }
+      found.prefix = cut.prefix << bits | static_cast<uint32_t>(top - i);
+      if (cut.tokens != INT64_MAX) found.tokens -= static_cast<int64_t>(tokens);
+      if (cut.mass != sampling::kNoMassLimit) found.mass -= mass;
+    }
   }
   __syncthreads();
   return found;
