@@ -70,11 +70,11 @@ Censuses take_training_censuses(const CausalLm& model, const std::vector<CausalL
   const int64_t tokens = batch.targets.size(0);
   const PartialLoss loss = probe_loss(stage, tokens, model.device());
   append_apart(all, [&](int64_t pieces) {
-    for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = {};
+    for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = at::Tensor();
     const PhaseScope phase(Phase::kActorForward);
     backward_tokens(model, batch, stage.sampling.temperature, loss, tokens / pieces);
   });
-  for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = {};
+  for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = at::Tensor();
   append_apart(all, [&](int64_t pieces) {
     const PhaseScope phase(Phase::kRef);
     score_tokens(model, batch, stage.sampling.temperature, tokens / pieces);

@@ -118,7 +118,7 @@ AdamW::AdamW(std::vector<CausalLm::Parameter> parameters, const AdamWOptions& op
 AdamW::~AdamW() {
   for (const CausalLm::Parameter& parameter : parameters_) {
     if (!parameter.tensor->defined()) continue;  // a merged adapter
-    parameter.tensor->mutable_grad() = {};
+    parameter.tensor->mutable_grad() = at::Tensor();
     parameter.tensor->set_requires_grad(false);
   }
 }
@@ -141,12 +141,12 @@ void AdamW::take_gradients() {
     at::Tensor& gradient = parameters_[i].tensor->mutable_grad();
     if (!gradient.defined()) continue;
     sums[i].add_(gradient);
-    gradient = {};
+    gradient = at::Tensor();
   }
 }
 
 void AdamW::drop_gradients() {
-  for (const CausalLm::Parameter& parameter : parameters_) parameter.tensor->mutable_grad() = {};
+  for (const CausalLm::Parameter& parameter : parameters_) parameter.tensor->mutable_grad() = at::Tensor();
   gradients_.zero_();
 }
 

@@ -231,7 +231,7 @@ TEST(Actor, PiecesOfTheHeadGiveTheGradientOfTheWhole) {
   const SequenceBatch batch = make_batch(sequences, at::kCPU);
   std::vector<std::vector<at::Tensor>> gradients;
   for (const int64_t positions : {0, 1, 4}) {
-    for (const CausalLm::Parameter& parameter : model.parameters()) parameter.tensor->mutable_grad() = {};
+    for (const CausalLm::Parameter& parameter : model.parameters()) parameter.tensor->mutable_grad() = at::Tensor();
     backward_tokens(model, batch, 0.7, [](const at::Tensor& now, int64_t) { return -now.square().sum(); }, positions);
     gradients.emplace_back();
     for (const CausalLm::Parameter& parameter : model.parameters())
