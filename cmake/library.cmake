@@ -50,6 +50,7 @@ set_source_files_properties(src/task/data_files.cpp PROPERTIES
 set_source_files_properties(src/numeric/apply.cpp src/model/cpu_ops.cpp PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(src/model/weight_rows.cpp PROPERTIES COMPILE_OPTIONS "-fopenmp;-O3" SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(src/model/gguf_blocks.cpp PROPERTIES COMPILE_OPTIONS -O3 SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(src/train/adamw.cpp PROPERTIES COMPILE_OPTIONS "-fopenmp;-O3" SKIP_PRECOMPILE_HEADERS ON)
 unset(GOMP CACHE)  # another environment may be in use since
 find_library(GOMP NAMES libgomp.so.1 gomp PATHS ${TORCH_ROOT}/lib ${TORCH_ROOT}/../torch.libs REQUIRED NO_DEFAULT_PATH)
 target_link_libraries(faultline_lib PRIVATE ${GOMP})

@@ -7,7 +7,7 @@ file(GLOB record_tests CONFIGURE_DEPENDS src/record/*_test.cpp)
 add_executable(record_test ${record_tests} $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)
 target_link_libraries(record_test PRIVATE faultline_third_party GTest::gtest GTest::gtest_main)
 
-foreach(module numeric tap race triage model task lab train experiment diagnose report)
+foreach(module numeric tap aqn race triage model task lab train experiment diagnose report)
   file(GLOB module_tests CONFIGURE_DEPENDS src/${module}/*_test.cpp)
   if(NOT module_tests)
     continue()

@@ -25,7 +25,7 @@ ARROWS = {
     "task": ["model"],
     "lab": ["task", "tap"],
     "train": ["task"],
-    "experiment": ["train", "lab"],
+    "experiment": ["train", "lab", "aqn"],
     "diagnose": ["lab"],
     "report": ["record"],
     "recipe": ["aqn", "triage", "experiment", "diagnose", "report", "lab"],

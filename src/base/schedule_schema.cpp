@@ -36,6 +36,10 @@ LayerZone read_zone(const Node& zone) {
 }  // namespace
 
 Schema schedule_schema() {
+  return schedule_schema("kind", [](const Schema& map) { return map; });
+}
+
+Schema schedule_schema(const std::string& tag, const std::function<Schema(const Schema&)>& extended) {
   std::vector<std::pair<std::string, Schema>> kinds;
   for (const ScheduleInfo& info : schedule_infos()) {
     Schema map = Schema::map();
@@ -44,9 +48,9 @@ Schema schedule_schema() {
           map.field(parameter.name, schema_of(parameter),
                     {.doc = parameter.meaning + " (" + parameter.range + "; default " + parameter.default_value + ")"});
     }
-    kinds.emplace_back(info.name, map.described_as(info.formula));
+    kinds.emplace_back(info.name, extended(map).described_as(info.formula));
   }
-  return Schema::tagged("kind", std::move(kinds));
+  return Schema::tagged(tag, std::move(kinds));
 }
 
 ScheduleSpec read_schedule(const Node& schedule) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluation_output.h"
+#include "cli/experiment_output.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "lab/evaluation_schema.h"
@@ -53,6 +54,11 @@ ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& 
 
 ExitCode run_recipe(const Options& options, const Globals& globals) {
   const Node recipe = load_recipe(options.recipe, options.overrides);
+  if (recipe.find("experiment") != nullptr) {
+    ModelOptions model = options;
+    model.model = recipe.at("model").as_string();
+    return run_and_show_experiment(model, recipe, options.recipe, options.out, options.dry_run, globals);
+  }
   const EvaluationSpec spec = read_evaluation(recipe);
   std::vector<FaultCase> cases;
   std::vector<Rule> rules = read_rules(recipe);

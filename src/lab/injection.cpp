@@ -33,7 +33,7 @@ Census census_of(const std::function<void()>& run) {
   return end_census();
 }
 
-constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode"};
+constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode", "body", "head"};
 
 }  // namespace
 
@@ -52,11 +52,17 @@ Censuses take_censuses(const CausalLm& model, Phase phase, int64_t rows) {
 }
 
 Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, int64_t rows)
-    : rules_(std::move(rules)), settings_(std::move(settings)), model_(model), phase_(phase) {
+    : Injection(std::move(rules), std::move(settings), model, phase, take_censuses(model, phase, rows)) {}
+
+Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, Censuses censuses)
+    : rules_(std::move(rules)),
+      settings_(std::move(settings)),
+      model_(model),
+      phase_(phase),
+      censuses_(std::move(censuses)) {
   settings_.layer_count = model.config().layers;
   plan_ = make_plan();
   check_modules(*plan_, model.module_paths());
-  censuses_ = take_censuses(model, phase, rows);
   check_reached(*plan_, censuses_);
 }
 

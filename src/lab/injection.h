@@ -20,6 +20,8 @@ class Injection {
  public:
   // Throws UsageError where a rule means no module, layer or operator of the model.
   Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, int64_t rows);
+  // With censuses taken elsewhere: of a training step, for one.
+  Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, Censuses censuses);
   ~Injection();
   Injection(const Injection&) = delete;
   Injection& operator=(const Injection&) = delete;

@@ -57,17 +57,24 @@ at::Tensor CausalLm::forward(const at::Tensor& tokens, const Sight& sight, Forwa
   return stream.normed(final_norm_);
 }
 
-at::Tensor CausalLm::hidden_states(const at::Tensor& tokens) const {
+at::Tensor CausalLm::forward_rows(const at::Tensor& tokens, ForwardKind kind) const {
   const int64_t length = tokens.size(1);
   ensure_positions(length);
   Sight sight;
   sight.positions = at::arange(length, tokens.options()).repeat({tokens.size(0)});
   sight.rows = tokens.size(0);
   sight.rotary = &rotary_;
-  return forward(tokens.reshape(-1), sight, ForwardKind::kWhole);
+  return forward(tokens.reshape(-1), sight, kind);
 }
 
+at::Tensor CausalLm::hidden_states(const at::Tensor& tokens) const { return forward_rows(tokens, ForwardKind::kWhole); }
+at::Tensor CausalLm::body(const at::Tensor& tokens) const { return forward_rows(tokens, ForwardKind::kBody); }
+
 at::Tensor CausalLm::logits(const at::Tensor& hidden) const { return head_(hidden); }
+at::Tensor CausalLm::head(const at::Tensor& hidden) const {
+  const ForwardScope root(root_, ForwardKind::kHead);
+  return head_(hidden);
+}
 
 void CausalLm::prefill(const at::Tensor& tokens, const at::Tensor& lengths, const at::Tensor& rows,
                        KvCache& cache) const {
@@ -142,6 +149,26 @@ std::vector<CausalLm::Parameter> CausalLm::parameters() {
   }
   add_norm(all, final_norm_);
   if (!config_.tied_output) add_linear(all, head_);
+  return all;
+}
+
+std::vector<Linear*> CausalLm::linears() {
+  std::vector<Linear*> all;
+  const auto add = [&](Linear& linear) {
+    if (linear.weight.defined()) all.push_back(&linear);
+  };
+  const auto add_both = [&](Mlp& mlp) { add(mlp.gate_up), add(mlp.down); };
+  for (Layer& layer : layers_) {
+    add(layer.attention.qkv), add(layer.attention.output);
+    if (auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
+      add_both(*mlp);
+      continue;
+    }
+    Moe& moe = std::get<Moe>(layer.mlp);
+    add(moe.router);
+    for (Mlp& expert : moe.experts) add_both(expert);
+    add_both(moe.shared), add(moe.shared_gate);
+  }
   return all;
 }
 

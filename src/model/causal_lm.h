@@ -36,6 +36,9 @@ class CausalLm {
   // tokens: (B, T) int64, padding behind. -> (B * T, hidden), normed: what the head reads
   at::Tensor hidden_states(const at::Tensor& tokens) const;
   at::Tensor logits(const at::Tensor& hidden) const;  // (N, hidden) -> (N, vocabulary)
+  // The same in two forwards, counted apart: the body once, the head for as many pieces as the caller likes.
+  at::Tensor body(const at::Tensor& tokens) const;
+  at::Tensor head(const at::Tensor& hidden) const;
 
   // Fills rows of the cache with keys and values: tokens (R, T), padding behind; lengths: (R) int64, real tokens of
   // each; rows: (R) int64, whose cache. A padding token leaves no trace.
@@ -56,11 +59,13 @@ class CausalLm {
     PlaceId place;
   };
   std::vector<Parameter> parameters();  // in a fixed order
+  std::vector<Linear*> linears();       // of the layers, in the same order; the head is not among them
   std::vector<std::string> module_paths();
   std::size_t norm_count() const;
 
  private:
   at::Tensor forward(const at::Tensor& tokens, const Sight& sight, ForwardKind kind) const;
+  at::Tensor forward_rows(const at::Tensor& tokens, ForwardKind kind) const;
 
   ModelConfig config_;
   PlaceId root_ = kNowhere, embedding_place_ = kNowhere;

@@ -1,6 +1,7 @@
 #include "model/linear.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 
@@ -15,9 +16,20 @@ constexpr int64_t kFewRowsCuda = 8;
 // On the CPU a row has the same bits in every batch; on CUDA many rows are better served by the library.
 bool is_for_few_rows(const at::Tensor& x) { return x.is_cpu() || x.size(0) <= kFewRowsCuda; }
 
-at::Tensor product(const Linear& linear, const at::Tensor& x) {
-  if (!at::GradMode::is_enabled() && is_for_few_rows(x)) return ops::few_rows_linear(x, linear.weight, linear.bias);
-  return at::linear(x, linear.weight, linear.bias);
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (!at::GradMode::is_enabled() && is_for_few_rows(x)) return ops::few_rows_linear(x, weight, bias);
+  return at::linear(x, weight, bias);
+}
+
+at::Tensor adapted(const Linear::LowRank& adapter, const at::Tensor& x, const at::Tensor& y) {
+  if (!adapter.down.defined()) return y;
+  at::Tensor inner;
+  {
+    const Scope scope(adapter.down_place);
+    inner = product(x, adapter.down, {});
+  }
+  const Scope scope(adapter.up_place);
+  return at::add(y, product(inner, adapter.up, {}), adapter.scale);
 }
 
 bool any_part_is_wanted(const Linear& linear) {
@@ -40,7 +52,8 @@ at::Tensor with_parts(const Linear& linear, const at::Tensor& y) {
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
   const Scope scope(place);
-  const at::Tensor y = product(*this, boundary(x, place, Surface::kInput));
+  const at::Tensor input = boundary(x, place, Surface::kInput);
+  const at::Tensor y = adapted(adapter, input, product(input, weight, bias));
   return boundary(any_part_is_wanted(*this) ? with_parts(*this, y) : y, place, Surface::kOutput);
 }
 

@@ -19,10 +19,19 @@ struct Linear {
     int64_t size;  // output features
   };
 
+  // An adapter: scale * up(down(x)) is added to the product. Its places have the role lora, which no rule for linears
+  // means.
+  struct LowRank {
+    PlaceId down_place = kNowhere, up_place = kNowhere;
+    at::Tensor down, up;  // (rank, in), (out, rank); undefined: none
+    double scale = 0;
+  };
+
   PlaceId place = kNowhere;
   at::Tensor weight;        // (out, in)
   at::Tensor bias;          // (out), or undefined
   std::vector<Part> parts;  // of a fused linear, in the order of their rows; empty: not fused
+  LowRank adapter;
 
   at::Tensor operator()(const at::Tensor& x) const;  // (N, in) -> (N, out)
 };

@@ -5,9 +5,12 @@
 #include <mutex>
 #include <set>
 
+#include "aqn/aqn_schema.h"
 #include "base/override.h"
+#include "experiment/experiment.h"
 #include "lab/evaluation_schema.h"
 #include "task/task.h"
+#include "train/train_schema.h"
 
 namespace faultline {
 namespace {
@@ -33,6 +36,9 @@ void register_once() {
                {.default_value = Node::list(), .doc = "the rules, in the order in which they apply at a site"});
   register_task_section();
   register_evaluate_section();
+  register_train_section();
+  register_aqn_section();
+  register_experiment_section();
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {

@@ -10,9 +10,10 @@
 
 namespace faultline {
 
-// Forwards of one model that do not run the same operators: a prefill has no head, a decoding attends to a cache.
-enum class ForwardKind : uint8_t { kWhole, kPrefill, kDecode };
-inline constexpr int kForwardKinds = 3;
+// Forwards of one model that do not run the same operators: a prefill has no head, a decoding attends to a cache, a
+// trainer's forward has its head apart (called for a piece of the positions at a time, so that logits stay small).
+enum class ForwardKind : uint8_t { kWhole, kPrefill, kDecode, kBody, kHead };
+inline constexpr int kForwardKinds = 5;
 
 struct SiteListener {
   at::Tensor (*boundary)(const at::Tensor& x, PlaceId place, Surface surface);

@@ -156,7 +156,7 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
     if (count > 0) forwards[std::string(phase_name(static_cast<Phase>(p)))] = count;
   }
   json["forwards"] = forwards;
-  constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode"};
+  constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode", "body", "head"};
   for (const auto& [kind, census] : censuses) {
     // Clients know one kind of forward; ours tells them apart.
     if (censuses.size() == 1)

@@ -1,0 +1,189 @@
+#include "aqn/norm_noise.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "base/text.h"
+#include "numeric/gaussian.h"
+#include "site/scope.h"
+
+namespace faultline {
+namespace {
+
+constexpr double kSmallestStrengthShare = 0.5, kLargestStrengthShare = 2;  // of measured to expected, for few elements
+
+bool is_in(const std::vector<LayerRange>& layers, int64_t layer) {
+  if (layers.empty()) return true;
+  return std::any_of(layers.begin(), layers.end(),
+                     [&](const LayerRange& range) { return range.first <= layer && layer <= range.last; });
+}
+
+int64_t layers_meant(const NormSelection& selection) {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < selection.layer_count; ++layer) count += is_in(selection.layers, layer);
+  return count;
+}
+
+void check_layers(const NormSelection& selection) {
+  for (const LayerRange& range : selection.layers) {
+    if (range.first < 0 || range.last >= selection.layer_count)
+      throw UsageError(fmt::format("aqn.layers: {}-{} is named, but the model has layers 0 to {}", range.first,
+                                   range.last, selection.layer_count - 1));
+  }
+}
+
+std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+}  // namespace
+
+std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters, const NormSelection& selection) {
+  check_layers(selection);
+  std::vector<NoiseTarget> chosen;
+  for (const NoiseTarget& parameter : parameters) {
+    const Place& place = place_of(parameter.place);
+    if (place.role != "rmsnorm" || !is_in(selection.layers, place.layer)) continue;
+    if (selection.post_attention_only && last_name(place.path) != "post_attention_layernorm") continue;
+    chosen.push_back(parameter);
+  }
+  if (chosen.empty())
+    throw UsageError("aqn: not one RMSNorm weight is meant; a run without noise would be reported as one with it");
+  const int64_t per_layer = (selection.norm_count - 1) / selection.layer_count, layers = layers_meant(selection);
+  const int64_t expected =
+      selection.post_attention_only ? layers : layers * per_layer + (selection.layers.empty() ? 1 : 0);
+  FL_ASSERT(std::ssize(chosen) == expected);
+  return chosen;
+}
+
+at::Tensor norm_deviates(uint64_t seed, int64_t step, const std::string& name, int64_t elements) {
+  at::Tensor deviates = at::empty({elements}, at::kFloat);
+  float* data = deviates.mutable_data_ptr<float>();
+  const uint64_t key = mix64(mix64(seed, hash64(name)), static_cast<uint64_t>(step));
+  for (int64_t i = 0; i < elements; i += 4) {
+    const auto group = static_cast<uint64_t>(i) / 4;
+    const PhiloxWords words =
+        philox(static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), 0, 0x61716E00u, key);
+    for (int64_t j = i; j < std::min(i + 4, elements); ++j) data[j] = gaussian32(words.word[j - i], kGaussian32);
+  }
+  return deviates;
+}
+
+void check_representable(const at::Tensor& weight, const std::string& name, double sigma, bool relative) {
+  if (sigma == 0) return;
+  const double digits = weight.scalar_type() == at::kBFloat16 ? 7 : weight.scalar_type() == at::kHalf ? 10 : 23;
+  const double median = weight.detach().to(at::kFloat).abs().median().item<double>();
+  if (median == 0) return;
+  const double half_step = std::exp2(std::floor(std::log2(median)) - digits - 1);
+  const double strength = relative ? sigma * median : sigma;
+  if (strength < half_step)
+    throw UsageError(
+        fmt::format("aqn: sigma {:g} on {} ({}) is below half a step of its numbers, {:g}: rounding would "
+                    "remove nearly all of it; use a larger sigma or fp32 weights",
+                    sigma, name, c10::toString(weight.scalar_type()), half_step));
+}
+
+NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t layer_count, uint64_t seed,
+                     int64_t total_steps)
+    : spec_(std::move(spec)),
+      targets_(std::move(targets)),
+      layer_count_(layer_count),
+      total_steps_(total_steps),
+      seed_(seed) {
+  faultline::check(spec_.schedule);
+  const at::NoGradGuard no_gradients;
+  double weakest = 0;
+  for (int64_t step = 0; step < total_steps_; ++step) {
+    const double sigma = sigma_at(step);
+    if (sigma > 0 && (weakest == 0 || sigma < weakest)) weakest = sigma;
+  }
+  for (const NoiseTarget& target : targets_) {
+    if (target.weight->scalar_type() != at::kFloat)
+      throw UsageError(fmt::format("aqn: {} is {}; norms must be kept in fp32 (bf16 rounds small noise away)",
+                                   target.name, c10::toString(target.weight->scalar_type())));
+    check_representable(*target.weight, target.name, weakest, spec_.relative);
+    noisy_.push_back(at::empty_like(*target.weight, at::MemoryFormat::Contiguous));
+    register_parameter(noisy_.back(), target.place);
+  }
+}
+
+NormNoise::~NormNoise() { restore(); }
+
+double NormNoise::sigma_at(int64_t step) const { return strength_at(spec_.schedule, step, total_steps_); }
+
+at::Tensor NormNoise::clean_values() const {
+  std::vector<at::Tensor> values;
+  for (std::size_t i = 0; i < targets_.size(); ++i)
+    values.push_back((active_ ? clean_[i] : *targets_[i].weight).detach().reshape(-1));
+  return at::cat(values).cpu();
+}
+
+// Note [Graphs read copies]: a decode step captured under a guard reads the copies' memory for ever. Were the clean
+// weights in place at the first rollout (sigma 0, no guard), every later noise would be invisible to the graph: lesson
+// 6 in another dress. So rollouts always run under a guard.
+std::shared_ptr<void> NormNoise::apply(int64_t step) {
+  FL_ASSERT(!active_);
+  const at::NoGradGuard no_gradients;
+  before_ = clean_values();
+  const double sigma = sigma_at(step);
+  last_ = {step, sigma, 0, 0, static_cast<int64_t>(targets_.size()), before_.numel(), 0};
+  double expected = 0, measured = 0;
+  int64_t first = 0;
+  clean_.clear();
+  for (std::size_t i = 0; i < targets_.size(); ++i) {
+    const NoiseTarget& target = targets_[i];
+    const at::Tensor clean = before_.narrow(0, first, target.weight->numel());
+    first += clean.numel();
+    const double strength =
+        sigma * layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);
+    const at::Tensor scale = spec_.relative ? clean.abs() * strength : at::full_like(clean, strength);
+    const at::Tensor noisy =
+        strength == 0 ? clean : clean + scale * norm_deviates(seed_, step, target.name, clean.numel());
+    expected += scale.to(at::kDouble).square().sum().item<double>();
+    measured += (noisy.to(at::kDouble) - clean.to(at::kDouble)).square().sum().item<double>();
+    last_.changed += noisy.ne(clean).sum().item<int64_t>();
+    noisy_[i].copy_(noisy.view(target.weight->sizes()));
+    clean_.push_back(*target.weight);
+    *target.weight = noisy_[i];
+  }
+  last_.expected = std::sqrt(expected / static_cast<double>(last_.elements));
+  last_.measured = std::sqrt(measured / static_cast<double>(last_.elements));
+  active_ = true;
+  return {this, [](NormNoise* noise) { noise->restore(); }};
+}
+
+// Note [No random walk]: the clean weights were only set aside; whether anything wrote to them meanwhile is looked at,
+// not assumed.
+void NormNoise::restore() {
+  if (!active_) return;
+  intact_ = intact_ && clean_values().equal(before_);
+  for (std::size_t i = 0; i < targets_.size(); ++i) *targets_[i].weight = clean_[i];
+  clean_.clear();
+  active_ = false;
+}
+
+void NormNoise::check() const {
+  if (!intact_) throw EvidenceError("aqn: a clean weight changed while its noisy copy was in use");
+  const double share = last_.expected == 0 ? 1 : last_.measured / last_.expected;
+  if (!(share > kSmallestStrengthShare && share < kLargestStrengthShare))
+    throw EvidenceError(fmt::format("aqn: step {}: the schedule asks for noise of {:g}, the weights carry {:g}",
+                                    last_.step, last_.expected, last_.measured));
+}
+
+std::string NormNoise::log_line() const {
+  const double realised = last_.expected == 0 ? 0 : last_.sigma * last_.measured / last_.expected;
+  return fmt::format("[aqn] applied noise to {} RMSNorm weights (skipped 0), sigma={:.4g}, realised={:.4g}",
+                     last_.weights, last_.sigma, realised);
+}
+
+Json NormNoise::record() const {
+  return {{"faultline/aqn/sigma", last_.sigma},       {"faultline/aqn/expected", last_.expected},
+          {"faultline/aqn/measured", last_.measured}, {"faultline/aqn/weights", last_.weights},
+          {"faultline/aqn/elements", last_.elements}, {"faultline/aqn/changed", last_.changed}};
+}
+
+}  // namespace faultline

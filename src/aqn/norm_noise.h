@@ -1,0 +1,93 @@
+// AQN: Gaussian noise on the RMSNorm weights of the policy that samples, while actor, reference and validation stay
+// clean. The decisions that shaped it: the noise lives in fp32 copies that take the weights' places for as long as a
+// guard lives, so nothing can be left behind (Note [No random walk]); an element's deviate is a function of (seed,
+// step, parameter name, element), so replicas and resumed runs agree; and what is reported is measured on the copies,
+// never computed from the schedule.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/schedule.h"
+#include "record/json_text.h"
+#include "site/place.h"
+#include "site/selector.h"
+
+namespace faultline {
+
+struct AqnSpec {
+  ScheduleSpec schedule;
+  bool relative = false;           // sigma times |weight|
+  std::vector<LayerRange> layers;  // empty: all, and the final norm
+  bool force = false;              // also where noisy rollouts lose more than a fifth of the accuracy
+};
+
+// A named weight of a model; `weight` is the model's own handle.
+struct NoiseTarget {
+  std::string name;
+  at::Tensor* weight = nullptr;
+  PlaceId place = kNowhere;
+};
+
+struct NormSelection {
+  bool post_attention_only = false;  // mixtures of experts: what the router reads, and nothing else
+  std::vector<LayerRange> layers;
+  int64_t layer_count = 0;
+  int64_t norm_count = 0;  // how many RMSNorms the architecture has
+};
+// Norms by role, in the model's order. UsageError where none is meant or a layer does not exist; assertion where the
+// number differs from what the architecture says.
+std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters, const NormSelection& selection);
+
+// Standard normal deviates of one weight at one step: (elements) fp32 on the CPU.
+at::Tensor norm_deviates(uint64_t seed, int64_t step, const std::string& name, int64_t elements);
+
+// UsageError where sigma is below half a step of the numbers around the weight's median: noise that rounding removes.
+void check_representable(const at::Tensor& weight, const std::string& name, double sigma, bool relative);
+
+struct NoiseApplied {
+  int64_t step = 0;
+  double sigma = 0;     // of the schedule
+  double expected = 0;  // root mean square of sigma over the elements, multipliers and |weight| included
+  double measured = 0;  // root mean square of noisy - clean
+  int64_t weights = 0, elements = 0, changed = 0;  // elements that differ from the clean ones
+};
+
+class NormNoise {
+ public:
+  NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t layer_count, uint64_t seed, int64_t total_steps);
+  ~NormNoise();
+  NormNoise(const NormNoise&) = delete;
+  NormNoise& operator=(const NormNoise&) = delete;
+
+  // The weights carry the step's noise until the result is destroyed. One at a time. The copies' memory is the same at
+  // every step, so a captured graph keeps reading them; hold the guard for sigma 0 too (Note [Graphs read copies]).
+  [[nodiscard]] std::shared_ptr<void> apply(int64_t step);
+
+  const NoiseApplied& last() const { return last_; }
+  std::string log_line() const;  // of the last application
+  Json record() const;           // of the last application
+  std::size_t targets() const { return targets_.size(); }
+  double sigma_at(int64_t step) const;
+
+  // EvidenceError where a clean weight changed while its copy was in use, or the measured noise is not the schedule's.
+  void check() const;
+
+ private:
+  void restore();
+  at::Tensor clean_values() const;  // (elements) fp32 on the CPU, of all targets
+
+  AqnSpec spec_;
+  std::vector<NoiseTarget> targets_;
+  std::vector<at::Tensor> clean_, noisy_;  // clean_: the model's handles while a guard lives
+  int64_t layer_count_, total_steps_;
+  uint64_t seed_;
+  NoiseApplied last_;
+  at::Tensor before_;  // clean values at the last application
+  bool active_ = false, intact_ = true;
+};
+
+}  // namespace faultline

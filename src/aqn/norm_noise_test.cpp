@@ -1,0 +1,227 @@
+// Noise on norms: it is there, it is what the schedule says, it is gone afterwards, and it is the same everywhere.
+#include "aqn/norm_noise.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "aqn/aqn_schema.h"
+#include "base/error.h"
+#include "base/schema.h"
+#include "record/temporary_directory.h"
+
+namespace faultline {
+namespace {
+
+struct Norms {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> weights;
+  std::vector<NoiseTarget> targets;
+
+  explicit Norms(int64_t layers = 3, double value = 0.27, int64_t size = 512, bool moe = false) {
+    const auto add = [&](const std::string& path) { names.push_back(path); };
+    for (int64_t i = 0; i < layers; ++i) {
+      const std::string layer = "model.layers." + std::to_string(i);
+      add(layer + ".input_layernorm"), add(layer + ".self_attn.q_proj"), add(layer + ".post_attention_layernorm");
+      add(layer + (moe ? ".mlp.gate" : ".mlp.gate_proj"));
+    }
+    add("model.norm"), add("lm_head");
+    for (std::size_t i = 0; i < names.size(); ++i) weights.push_back(at::full({size}, value, at::kFloat));
+    for (std::size_t i = 0; i < names.size(); ++i)
+      targets.push_back({names[i] + ".weight", &weights[i], place_id(names[i])});
+  }
+};
+
+AqnSpec constant(double sigma, bool relative = false) {
+  AqnSpec spec;
+  spec.schedule.kind = ScheduleKind::kConstant;
+  spec.schedule.sigma_start = sigma;
+  spec.relative = relative;
+  return spec;
+}
+
+template <class Call>
+std::string refusal_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(NormNoise, SelectsByRoleAndCountsThem) {
+  Norms dense;
+  EXPECT_EQ(select_norms(dense.targets, {false, {}, 3, 7}).size(), 7u) << "2 a layer and the final one";
+  EXPECT_EQ(select_norms(dense.targets, {false, {{1, 1}}, 3, 7}).size(), 2u) << "a layer's two; the final has none";
+  Norms mixture(3, 0.27, 512, true);
+  const auto chosen = select_norms(mixture.targets, {true, {}, 3, 7});
+  ASSERT_EQ(chosen.size(), 3u);
+  for (const NoiseTarget& target : chosen) EXPECT_NE(target.name.find("post_attention_layernorm"), std::string::npos);
+}
+
+TEST(Lesson1NothingMatched, IsAnError) {
+  Norms norms;
+  std::vector<NoiseTarget> linears;
+  for (const NoiseTarget& target : norms.targets)
+    if (place_of(target.place).role != "rmsnorm") linears.push_back(target);
+  EXPECT_NE(refusal_of([&] { select_norms(linears, {false, {}, 3, 7}); }).find("not one RMSNorm"), std::string::npos);
+}
+
+TEST(NormNoise, RefusesLayersThatDoNotExist) {
+  Norms norms;
+  const std::string refusal = refusal_of([&] { select_norms(norms.targets, {false, {{2, 5}}, 3, 7}); });
+  EXPECT_NE(refusal.find("2-5 is named, but the model has layers 0 to 2"), std::string::npos) << refusal;
+}
+
+TEST(NormNoise, HasTheStrengthThatTheScheduleSaysAndIsMeasured) {
+  for (const bool relative : {false, true}) {
+    Norms norms;
+    NormNoise noise(constant(0.02, relative), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+    {
+      const auto guard = noise.apply(4);
+      const at::Tensor difference = norms.weights[0] - 0.27;
+      const double expected = relative ? 0.02 * 0.27 : 0.02;
+      EXPECT_NEAR(difference.std().item<double>(), expected, 0.1 * expected);
+      EXPECT_LT(std::abs(difference.mean().item<double>()), 0.2 * expected);
+      EXPECT_TRUE(norms.weights[1].eq(0.27f).all().item<bool>()) << "a projection is no norm";
+    }
+    noise.check();
+    EXPECT_NEAR(noise.last().measured, noise.last().expected, 0.05 * noise.last().expected);
+    EXPECT_EQ(noise.last().changed, noise.last().elements);
+    EXPECT_EQ(noise.last().weights, 7);
+  }
+}
+
+TEST(Lesson14NoiseIsRemoved, ToTheBitAfterManySteps) {
+  Norms norms;
+  const at::Tensor before = norms.weights[0].clone();
+  const void* storage = norms.weights[0].const_data_ptr();
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 100);
+  for (int64_t step = 0; step < 100; ++step) {
+    const auto guard = noise.apply(step);
+    EXPECT_FALSE(norms.weights[0].equal(before));
+  }
+  EXPECT_TRUE(norms.weights[0].equal(before));
+  EXPECT_EQ(norms.weights[0].const_data_ptr(), storage) << "the model's own tensor, not a copy of it";
+  noise.check();
+}
+
+TEST(Lesson14NoiseIsRemoved, AWriteToTheCleanWeightIsNoticed) {
+  Norms norms;
+  const at::Tensor clean = norms.weights[0];
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  {
+    const auto guard = noise.apply(0);
+    clean[3].fill_(9);
+  }
+  EXPECT_NE(refusal_of([&] { noise.check(); }).find("changed while"), std::string::npos);
+}
+
+TEST(Lesson6ACapturedGraphReadsTheCopies, SoTheirMemoryStays) {
+  Norms norms;
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  const void* first = nullptr;
+  for (int64_t step = 0; step < 3; ++step) {
+    const auto guard = noise.apply(step);
+    if (step == 0) first = norms.weights[0].const_data_ptr();
+    EXPECT_EQ(norms.weights[0].const_data_ptr(), first);
+  }
+}
+
+TEST(Lesson20ReplicasAgree, TheNoiseFollowsFromSeedStepNameAndElementAlone) {
+  const at::Tensor some = norm_deviates(5, 2, "model.norm.weight", 1000);
+  EXPECT_TRUE(norm_deviates(5, 2, "model.norm.weight", 1000).equal(some));
+  EXPECT_TRUE(norm_deviates(5, 2, "model.norm.weight", 10).equal(some.narrow(0, 0, 10))) << "not on the size";
+  EXPECT_FALSE(norm_deviates(6, 2, "model.norm.weight", 1000).equal(some));
+  EXPECT_FALSE(norm_deviates(5, 3, "model.norm.weight", 1000).equal(some));
+  EXPECT_FALSE(norm_deviates(5, 2, "model.layers.0.input_layernorm.weight", 1000).equal(some));
+  const at::Tensor many = norm_deviates(1, 1, "x", 100000);
+  EXPECT_NEAR(many.std().item<double>(), 1, 0.01);
+  EXPECT_NEAR(many.mean().item<double>(), 0, 0.01);
+}
+
+TEST(Lesson12StrengthsBelowTheStepOfTheNumbers, AreRefusedInBf16AndHeldInFp32) {
+  const at::Tensor gamma = at::full({576}, 1.5, at::kFloat);
+  const at::Tensor rounded = (gamma + 0.0009 * norm_deviates(0, 0, "x", 576)).to(at::kBFloat16);
+  EXPECT_TRUE(rounded.eq(1.5).all().item<bool>()) << "the lesson: in bf16 not one element changes";
+  const std::string refusal = refusal_of([&] { check_representable(gamma.to(at::kBFloat16), "norm", 0.0009, false); });
+  EXPECT_NE(refusal.find("below half a step"), std::string::npos) << refusal;
+  EXPECT_EQ(refusal_of([&] { check_representable(gamma, "norm", 0.0009, false); }), "accepted");
+  EXPECT_NE(refusal_of([&] { check_representable(gamma, "norm", 1e-9, false); }), "accepted");
+  Norms half;
+  half.weights[0] = half.weights[0].to(at::kBFloat16);
+  EXPECT_NE(refusal_of([&] {
+              NormNoise(constant(0.05), select_norms(half.targets, {false, {}, 3, 7}), 3, 5, 10);
+            }).find("must be kept in fp32"),
+            std::string::npos);
+}
+
+TEST(Lesson2TheStepReachesTheSchedule, EachStepHasTheStrengthThatIsPrinted) {
+  Norms norms;
+  AqnSpec spec;
+  spec.schedule.kind = ScheduleKind::kGlobalDecay;
+  NormNoise noise(spec, select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 116);
+  for (const auto& [step, sigma] :
+       std::vector<std::pair<int64_t, double>>{{0, 0}, {12, 0.05}, {24, 0.028117}, {115, 0.0005}}) {
+    const auto guard = noise.apply(step);
+    EXPECT_NEAR(noise.last().measured, sigma, 0.05 * sigma + 1e-12) << step;
+    EXPECT_NEAR((norms.weights[0] - 0.27).to(at::kDouble).square().mean().sqrt().item<double>(), sigma,
+                0.1 * sigma + 1e-7);
+  }
+}
+
+TEST(Lesson3PerLayerMultipliers, ReachTheWeights) {
+  Norms norms;
+  AqnSpec spec = constant(0.02);
+  spec.schedule.layer_multipliers = {1, 0, 2};
+  NormNoise noise(spec, select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  const auto guard = noise.apply(0);
+  const auto strength = [&](std::size_t i) { return (norms.weights[i] - 0.27).std().item<double>(); };
+  EXPECT_NEAR(strength(0), 0.02, 0.002);
+  EXPECT_NEAR(strength(4), 0, 1e-7);
+  EXPECT_NEAR(strength(8), 0.04, 0.004);
+}
+
+AqnSpec read(const std::string& text) {
+  static const bool once = [] { return register_aqn_section(), true; }();
+  (void)once;
+  const Node recipe = validate(parse_yaml(text, "recipe"), SectionRegistry::global().recipe_schema());
+  return read_aqn(recipe.at("aqn"));
+}
+
+TEST(AqnSection, ReadsScheduleScaleAndLayers) {
+  const AqnSpec spec =
+      read("aqn: {schedule: epoch_aware, boundaries: [0.05, 0.01, 0.0005], sigma_scale: relative, layers: [1, 4-5]}");
+  EXPECT_EQ(spec.schedule.kind, ScheduleKind::kEpochAware);
+  EXPECT_EQ(spec.schedule.boundaries.size(), 3u);
+  EXPECT_TRUE(spec.relative);
+  ASSERT_EQ(spec.layers.size(), 2u);
+  EXPECT_EQ(spec.layers[1].last, 5);
+  EXPECT_NE(refusal_of([&] { read("aqn: {schedule: epoch_awar}"); }).find("epoch_aware"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { read("aqn: {schedule: constant, num_stages: 3}"); }).find("num_stages"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([&] { read("aqn: {schedule: global_decay, num_stages: 0}"); }), "accepted");
+}
+
+TEST(AqnSection, TakesTheLayersFromAVerdict) {
+  const TemporaryDirectory directory;
+  const auto write = [&](const std::string& text) {
+    std::ofstream(directory.path() / "verdict.json") << text;
+    return "aqn: {schedule: constant, layers: {from_verdict: " + (directory.path() / "verdict.json").string() + "}}";
+  };
+  const AqnSpec spec = read(write(R"({"layers": [15]})"));
+  ASSERT_EQ(spec.layers.size(), 1u);
+  EXPECT_EQ(spec.layers[0].first, 15);
+  EXPECT_NE(refusal_of([&] { read(write("{}")); }).find("no list \"layers\""), std::string::npos);
+  EXPECT_NE(refusal_of([&] { read(write(R"({"layers": ["a"]})")); }).find("layer numbers"), std::string::npos);
+  EXPECT_NE(refusal_of([&] {
+              read("aqn: {schedule: constant, layers: {from_verdict: /nowhere.json}}");
+            }).find("/nowhere.json"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace faultline

@@ -1,0 +1,206 @@
+// `faultline train`: what a recipe says about learning — supervised steps, GRPO, faults in chosen phases, noise on the
+// norms — with a bar that shows reward, KL and speed, checkpoints that survive a kill, and the proof at the end.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/progress.h"
+#include "base/text.h"
+#include "cli/model_options.h"
+#include "cli/output.h"
+#include "experiment/training_run.h"
+#include "recipe/recipe.h"
+#include "train/export.h"
+
+namespace faultline::cli {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* kDefaultRecipe =
+    "task: {name: arithmetic}\n"
+    "train: {algorithm: grpo, sft: {}, lr: 1.0e-5}\n";
+
+struct Options : ModelOptions {
+  std::string recipe, out = "runs", resume;
+  std::vector<std::string> overrides;
+  bool dry_run = false;
+};
+
+Json as_record(const OrderedJson& json) { return Json::parse(json.dump()); }  // keys sorted
+
+// The first word is a recipe unless it is an override.
+Node load(Options& options) {
+  const bool named =
+      !options.recipe.empty() && options.recipe.find('=') == std::string::npos && !options.recipe.starts_with("~");
+  if (!named && !options.recipe.empty()) options.overrides.insert(options.overrides.begin(), options.recipe);
+  if (named) return load_recipe(options.recipe, options.overrides);
+  options.recipe = "train";
+  return parse_recipe(kDefaultRecipe, options.overrides);
+}
+
+// What a resumed run was asked: its manifest holds the resolved recipe.
+Node load_resumed(Options& options) {
+  if (!options.recipe.empty() || !options.overrides.empty())
+    throw UsageError("--resume takes the recipe from the run itself; give neither a recipe nor overrides");
+  const Manifest manifest = read_manifest(std::filesystem::path(options.resume) / "manifest.json");
+  Json recipe = manifest.recipe;
+  options.dtype = recipe.value("dtype", options.dtype);
+  recipe.erase("dtype");
+  return parse_recipe(to_json_text(recipe), {});
+}
+
+RunDirectory open_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed) {
+  Json resolved = as_record(to_json(recipe));
+  resolved["dtype"] = options.dtype;
+  if (!options.resume.empty()) return RunDirectory::open(options.resume, resolved);
+  Manifest manifest;
+  manifest.recipe_name = std::filesystem::path(options.recipe).stem().string();
+  manifest.recipe = resolved;
+  manifest.seeds = {{"seed", seed}};
+  manifest.versions = as_record(versions_json());
+  manifest.host = host_description();
+  manifest.device = {{"name", loaded.model->device().str()}};
+  for (const Json& rule : resolved["faults"]) manifest.plan.push_back(rule);
+  return RunDirectory::create(options.out, manifest);
+}
+
+std::string gibibytes(double bytes) { return fmt::format("{:.2f} GiB", bytes / 0x1p30); }
+
+ExitCode dry_run(const TrainingRun& run, const Node& recipe, const TrainingSpec& spec, const Globals& globals) {
+  const Json prediction = run.prediction();
+  if (globals.json) {
+    print_json({{"command", "train"}, {"dry_run", true}, {"recipe", to_json(recipe)}, {"prediction", prediction}});
+    return ExitCode::kOk;
+  }
+  print(styled(Style::kHeading, "resolved recipe") + "\n" + to_yaml(recipe) + "\n");
+  const Json& memory = prediction["memory_bytes"];
+  std::vector<std::vector<std::string>> rows = {{"predicted", ""}};
+  rows.push_back({"steps", fmt::format("{}", spec.train.spec.total_steps())});
+  rows.push_back({"sequences a step", fmt::format("{}", prediction["sequences_a_step"].get<int64_t>())});
+  rows.push_back({"parameters", format_count(prediction["parameters"].get<int64_t>())});
+  for (const char* part : {"weights_and_optimizer", "cache", "activations", "logits", "total"})
+    rows.push_back({fmt::format("memory, {}", part), gibibytes(memory[part].get<double>())});
+  const double work = prediction["flops_a_step"].get<double>();
+  rows.push_back({"arithmetic a step, at most", fmt::format("{:.3g} TFLOP", work / 1e12)});
+  const double rate = globals.device == "cpu" ? 5e10 : 1.5e14;  // what such models sustain, roughly
+  rows.push_back({"time a step, at most about", format_duration(work / rate)});
+  print(table(rows));
+  if (!globals.quiet) print("\nNothing was run. Without --dry-run the recipe runs.\n");
+  return ExitCode::kOk;
+}
+
+std::string step_line(const Json& event) {
+  std::string line = fmt::format("step:{}", event["step"].get<int64_t>());
+  for (const auto& [key, value] : event["metrics"].items())
+    if (value.is_number()) line += fmt::format(" - {}:{:.6g}", key, value.get<double>());
+  return line;
+}
+
+std::string postfix_of(const Json& event) {
+  const Json &metrics = event["metrics"], &times = event["times"];
+  std::string text;
+  const auto add = [&](const Json& from, const char* key, const char* name, const char* format) {
+    if (from.contains(key))
+      text += fmt::format("{}{} ", text.empty() ? "" : "· ", name) +
+              fmt::format(fmt::runtime(format), from[key].get<double>()) + " ";
+  };
+  add(metrics, "train/loss", "loss", "{:.3f}");
+  add(metrics, "critic/score/mean", "reward", "{:.3f}");
+  add(metrics, "rollout_corr/k3_kl", "KL", "{:.2g}");
+  add(times, "perf/throughput", "tok/s", "{:.0f}");
+  return text;
+}
+
+void show(const TrainingOutcome& outcome, const std::string& directory, const std::string& saved,
+          const Globals& globals) {
+  if (globals.json) {
+    print_json({{"command", "train"},
+                {"results", outcome.results},
+                {"evidence", outcome.proof ? outcome.proof->report : OrderedJson()},
+                {"complaints", outcome.proof ? OrderedJson(outcome.proof->complaints) : OrderedJson::array()},
+                {"record", directory},
+                {"model", saved.empty() ? OrderedJson() : OrderedJson(saved)}});
+    return;
+  }
+  std::vector<std::vector<std::string>> rows = {{"result", ""}};
+  for (const auto& [key, value] : outcome.results.items()) rows.push_back({key, number_text(value.get<double>())});
+  print(table(rows));
+  for (const std::string& line : outcome.log) print(line + "\n");
+  print(fmt::format("\nrecord: {}\n", directory));
+  if (!saved.empty()) print(fmt::format("model: {}\n", saved));
+}
+
+ExitCode train(Options options, const Globals& globals) {
+  const Node recipe = options.resume.empty() ? load(options) : load_resumed(options);
+  const TrainingSpec spec = read_training(recipe, read_rules(recipe));
+  options.model = recipe.at("model").as_string();
+  LoadedModel loaded = open_model(options, globals);
+  TrainingRun run(loaded, spec);
+  if (options.dry_run) return dry_run(run, recipe, spec, globals);
+  RunDirectory directory = open_directory(options, recipe, loaded, spec.seed);
+  TrainingOutcome outcome;
+  {
+    const auto total = spec.train.spec.total_steps();
+    std::optional<Progress> bar;
+    TrainingProgress progress;
+    progress.on_event = [&](const Json& event) {
+      if (event["kind"] != "step") return;
+      const auto step = event["step"].get<int64_t>();
+      if (!bar) bar.emplace("training", total, ProgressOptions{.already_done = step - 1, .quiet = globals.quiet});
+      bar->set_postfix(postfix_of(event));
+      bar->advance();
+      if (!globals.quiet && !globals.json) print_now(step_line(event) + "\n");
+    };
+    progress.on_line = [&](const std::string& line) {
+      if (!globals.quiet && !globals.json) print_now(line + "\n");
+    };
+    outcome = run.run(directory, progress);
+  }
+  std::string saved;
+  if (spec.train.save_model) {
+    saved = (directory.path() / "model").string();
+    merge_lora(*loaded.model);
+    write_model_folder(*loaded.model, loaded.path, saved);
+  }
+  show(outcome, directory.path().string(), saved, globals);
+  if (outcome.proof && !outcome.proof->complaints.empty())
+    throw EvidenceError("evidence missing: " + joined(outcome.proof->complaints, "; "));
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("train", "supervised fine-tuning and GRPO, under faults and noise, resumable");
+  auto options = std::make_shared<Options>();
+  command->add_option("recipe", options->recipe, "a .yaml or .json file; without one: SFT and GRPO on arithmetic")
+      ->type_name("");
+  command->add_option("overrides", options->overrides, "key=value, +key=value, ~key, as in Hydra")->type_name("");
+  offer(command->add_option("--dtype", options->dtype, "what the model computes in; master weights are fp32")
+            ->group("Model")
+            ->type_name("NAME")
+            ->capture_default_str(),
+        {"bf16", "fp16", "fp32"});
+  command->add_flag("--dry-run", options->dry_run, "validate, show the resolved recipe, predicted memory and time")
+      ->group("Run");
+  command->add_option("--resume", options->resume, "continue this run directory from its newest checkpoint")
+      ->group("Run")
+      ->type_name("DIR");
+  command->add_option("--out", options->out, "run directories go below this folder")
+      ->group("Run")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command->footer(
+      "Examples:\n"
+      "  faultline train recipes/train/default.yaml --device cuda\n"
+      "  faultline train recipes/train/default.yaml train.steps=10 train.prompts=16 --dry-run\n"
+      "  faultline train model=default task.difficulty=1 seed=3\n"
+      "  faultline train --resume runs/default-20260131T235959Z-1f2e3d4c\n\n"
+      "Global options (--device, --json, …): see `faultline --help`.");
+  command->callback([&run, &globals, options] { run = [&globals, options] { return train(*options, globals); }; });
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,52 @@
+// A training run with everything around it: faults with their proof, noise on the norms with its measure, validation
+// clean and under the faults. One recipe describes it; `faultline train` runs one, an experiment many.
+#pragma once
+
+#include <optional>
+
+#include "aqn/norm_noise.h"
+#include "lab/injection.h"
+#include "lab/loaded_model.h"
+#include "task/task.h"
+#include "train/train_schema.h"
+
+namespace faultline {
+
+struct TrainingSpec {
+  TaskSpec task;
+  TrainRecipe train;
+  std::optional<AqnSpec> aqn;
+  std::vector<Rule> rules;
+  Node phases;  // of the recipe, or null
+  uint64_t seed = 0;
+};
+TrainingSpec read_training(const Node& recipe, std::vector<Rule> rules);  // validated
+
+struct TrainingOutcome {
+  Json results = Json::object();          // the last validation
+  std::optional<Injection::Proof> proof;  // where there were faults
+  std::vector<std::string> log;           // lines that people look for
+};
+
+struct TrainingProgress {
+  std::function<void(const Json& event)> on_event;
+  std::function<void(const std::string& line)> on_line;
+};
+
+class TrainingRun {
+ public:
+  // Checks everything that can be refused before the first step, and makes the plan.
+  TrainingRun(LoadedModel& loaded, TrainingSpec spec);
+  ~TrainingRun();
+  TrainingRun(const TrainingRun&) = delete;
+  TrainingRun& operator=(const TrainingRun&) = delete;
+
+  Json prediction() const;  // memory, sequences, tokens, matched sites
+  TrainingOutcome run(RunDirectory& directory, const TrainingProgress& progress);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace faultline

@@ -1,0 +1,178 @@
+#include "train/checkpoint.h"
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/text.h"
+#include "model/safetensors_writer.h"
+#include "record/document.h"
+#include "record/file_descriptor.h"
+#include "record/mapped_file.h"
+#include "record/safetensors_header.h"
+
+namespace faultline {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTensors = "state.safetensors";
+constexpr const char* kState = "state.json";
+constexpr const char* kKind = "train_state";
+constexpr std::string_view kPrefix = "step-";
+
+std::string hash_of(const MappedFile& file) {
+  const auto bytes = file.bytes();
+  return fmt::format("{:016x}", hash64({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+}
+
+[[noreturn]] void refuse_damaged(const fs::path& folder, const std::string& what) {
+  throw RuntimeFailure(fmt::format("{}: {}; the checkpoint is damaged: remove the folder to resume from the one before",
+                                   folder.string(), what));
+}
+
+std::vector<fs::path> checkpoints_in(const fs::path& checkpoints) {
+  std::vector<fs::path> found;
+  if (!fs::exists(checkpoints)) return found;
+  for (const auto& entry : fs::directory_iterator(checkpoints)) {
+    if (entry.is_directory() && entry.path().filename().string().starts_with(kPrefix)) found.push_back(entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+// Copies of all tensors, which must be fp32.
+Tensors read_tensors(const MappedFile& file, const fs::path& folder) {
+  const std::size_t size = file.bytes().size();
+  const uint64_t header =
+      safetensors_header_size(file.text(0, std::min<std::size_t>(size, kSafetensorsPrefix)), size, file.path());
+  const uint64_t data = kSafetensorsPrefix + header;
+  Tensors tensors;
+  for (const SafetensorsEntry& entry :
+       parse_safetensors_header(file.text(kSafetensorsPrefix, header), size - data, file.path())) {
+    if (entry.dtype != "F32") refuse_damaged(folder, fmt::format("tensor '{}' is {}", entry.name, entry.dtype));
+    check_safetensors_bytes(entry, sizeof(float), file.path());
+    at::Tensor tensor = at::empty(entry.sizes, at::kFloat);
+    std::memcpy(tensor.mutable_data_ptr(), file.bytes().data() + data + entry.begin, entry.end - entry.begin);
+    tensors.emplace(entry.name, std::move(tensor));
+  }
+  return tensors;
+}
+
+void take(const Tensors& tensors, const std::string& name, at::Tensor& target, const fs::path& folder) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end() || found->second.sizes() != target.sizes())
+    refuse_damaged(folder, fmt::format("no tensor '{}' of {} elements", name, target.numel()));
+  target.copy_(found->second);
+}
+
+}  // namespace
+
+std::string model_fingerprint(CausalLm& model, const AdamW& optimizer) {
+  const ModelConfig& config = model.config();
+  std::string text = fmt::format("{} {} {} {} {}", architecture_name(config.architecture), config.vocabulary,
+                                 config.hidden, config.layers, c10::toString(model.options().dtype().toScalarType()));
+  for (const CausalLm::Parameter& parameter : optimizer.parameters())
+    text += fmt::format("\n{} ({})", parameter.name, fmt::join(parameter.tensor->sizes(), ","));
+  return fmt::format("{:016x}", hash64(text));
+}
+
+void write_checkpoint(const fs::path& folder, const TrainState& state, const std::string& fingerprint, AdamW& optimizer,
+                      const std::vector<at::Tensor>& reference) {
+  const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished");
+  std::error_code ignored, error;
+  fs::remove_all(unfinished, ignored);
+  fs::create_directories(unfinished, error);
+  if (error) throw RuntimeFailure(fmt::format("{}: cannot be made: {}", unfinished.string(), error.message()));
+  try {
+    std::vector<std::pair<std::string, at::Tensor>> tensors = {
+        {"masters", optimizer.flat_masters()}, {"first", optimizer.flat_first()}, {"second", optimizer.flat_second()}};
+    for (std::size_t i = 0; i < reference.size(); ++i)
+      tensors.emplace_back("reference." + optimizer.parameters()[i].name, reference[i].to(at::kFloat));
+    write_safetensors(unfinished / kTensors, tensors);
+    write_document(unfinished / kState, kKind,
+                   {{"stage", state.done.stage},
+                    {"step", state.done.step},
+                    {"steps_done", state.steps_done},
+                    {"event_lines", state.event_lines},
+                    {"validation", state.validation},
+                    {"optimizer_steps", optimizer.steps()},
+                    {"model", fingerprint},
+                    {"tensors", hash_of(MappedFile(unfinished / kTensors))}});
+    fs::remove_all(folder, ignored);  // of an earlier run of this step, whose later events were taken back
+    fs::rename(unfinished, folder, error);
+    if (error) throw RuntimeFailure(fmt::format("{}: cannot be put in place: {}", folder.string(), error.message()));
+    sync_directory(folder.parent_path());
+  } catch (...) {
+    fs::remove_all(unfinished, ignored);
+    throw;
+  }
+}
+
+TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprint, AdamW& optimizer,
+                           std::vector<at::Tensor>& reference) {
+  if (!fs::exists(folder / kState) || !fs::exists(folder / kTensors))
+    refuse_damaged(folder, fmt::format("{} or {} is missing", kState, kTensors));
+  const Json json = read_document(folder / kState, kKind);
+  TrainState state;
+  try {
+    if (json.at("model").get<std::string>() != fingerprint)
+      throw UsageError(
+          fmt::format("{}: the checkpoint is of another model: its shape, its type or what is trained of it differ; "
+                      "resume with the "
+                      "recipe it was made with",
+                      folder.string()));
+    state = {{json.at("stage").get<std::size_t>(), json.at("step").get<int64_t>()},
+             json.at("steps_done").get<int64_t>(),
+             json.at("event_lines").get<uint64_t>(),
+             json.at("validation")};
+    const MappedFile file(folder / kTensors);
+    if (hash_of(file) != json.at("tensors").get<std::string>())
+      refuse_damaged(folder, fmt::format("{} is not the file that {} describes", kTensors, kState));
+    const at::NoGradGuard no_gradients;
+    const Tensors tensors = read_tensors(file, folder);
+    take(tensors, "masters", optimizer.flat_masters(), folder);
+    take(tensors, "first", optimizer.flat_first(), folder);
+    take(tensors, "second", optimizer.flat_second(), folder);
+    reference.clear();
+    for (const CausalLm::Parameter& parameter : optimizer.parameters()) {
+      const auto found = tensors.find("reference." + parameter.name);
+      if (found != tensors.end()) reference.push_back(found->second.to(parameter.tensor->options()));
+    }
+    optimizer.set_steps(json.at("optimizer_steps").get<int64_t>());
+  } catch (const Json::exception& error) {
+    refuse_damaged(folder, fmt::format("{}: {}", kState, error.what()));
+  }
+  optimizer.write_parameters();
+  return state;
+}
+
+std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints) {
+  const std::vector<fs::path> all = checkpoints_in(checkpoints);
+  if (all.empty()) return std::nullopt;
+  return all.back();
+}
+
+void retain_checkpoints(const fs::path& checkpoints, int64_t keep) {
+  std::vector<fs::path> all = checkpoints_in(checkpoints);
+  std::error_code ignored;
+  if (!fs::exists(checkpoints)) return;
+  for (const auto& entry : fs::directory_iterator(checkpoints)) {
+    if (entry.path().extension() == ".unfinished" || entry.path().extension() == ".removed")
+      fs::remove_all(entry.path(), ignored);
+  }
+  while (std::ssize(all) > keep) {  // out of sight first: a half-removed checkpoint must not look like one
+    const fs::path hidden = checkpoints / ("." + all.front().filename().string() + ".removed");
+    fs::rename(all.front(), hidden, ignored);
+    if (!ignored) fs::remove_all(hidden, ignored);
+    all.erase(all.begin());
+  }
+}
+
+}  // namespace faultline

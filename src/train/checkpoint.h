@@ -1,0 +1,36 @@
+// A training checkpoint: the folder step-000040 with state.safetensors (fp32 masters, both moments, the reference
+// policy's weights where there is one) and state.json (where the run stands, what it belongs to, the hash of the other
+// file). It is prepared under a hidden name, synced and renamed: a folder that can be seen is whole. No generator state
+// is kept, because there is none (Note in trainer.h).
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "train/adamw.h"
+#include "train/trainer.h"
+
+namespace faultline {
+
+struct TrainState {
+  TrainPosition done;        // the last step of this stage that is complete, counted from 1: `step` steps are behind us
+  int64_t steps_done = 0;    // of all stages
+  uint64_t event_lines = 0;  // in events.jsonl when the checkpoint was made
+  Json validation = Json::object();  // the last one's metrics
+};
+
+// Of the parameters that are trained: their names, sizes and the model's shape.
+std::string model_fingerprint(CausalLm& model, const AdamW& optimizer);
+
+void write_checkpoint(const std::filesystem::path& folder, const TrainState& state, const std::string& fingerprint,
+                      AdamW& optimizer, const std::vector<at::Tensor>& reference);
+
+// Into the optimizer and the model. RuntimeFailure: torn or damaged; UsageError: of another model.
+TrainState read_checkpoint(const std::filesystem::path& folder, const std::string& fingerprint, AdamW& optimizer,
+                           std::vector<at::Tensor>& reference);
+
+std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& checkpoints);
+// Removes all but the newest `keep`, and what killed processes left unfinished.
+void retain_checkpoints(const std::filesystem::path& checkpoints, int64_t keep);
+
+}  // namespace faultline

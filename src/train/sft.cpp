@@ -1,0 +1,39 @@
+// Supervised fine-tuning: the mean negative log-probability of the solutions' tokens.
+#include <ATen/Functions.h>
+
+#include "train/step.h"
+
+namespace faultline {
+
+StepResult sft_step(StepContext& context) {
+  const StageSpec& stage = context.stage;
+  std::vector<Sequence> sequences;
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < stage.prompts; ++i) {
+    const TrainProblem& problem = context.data.problems[problem_at(
+        context.seed, context.position.stage, context.position.step * stage.prompts + i, context.data.problems.size())];
+    sequences.push_back({problem.prompt, problem.solution});
+    tokens += std::ssize(problem.solution);
+  }
+  Stopwatch watch;
+  std::vector<SequenceBatch> batches;
+  const auto size = static_cast<std::size_t>(stage.micro_batch > 0 ? stage.micro_batch : stage.prompts);
+  for (std::size_t first = 0; first < sequences.size(); first += size)
+    batches.push_back(make_batch(std::span(sequences).subspan(first, size), context.model.device()));
+  const UpdateResult result = update(context, batches, [&](std::size_t, const at::Tensor& now, int64_t) {
+    return -now.sum() / static_cast<double>(tokens);
+  });
+  const double seconds = watch.lap();
+  StepResult step;
+  step.metrics = {{"train/loss", result.loss},
+                  {"actor/grad_norm", result.gradient_norm},
+                  {"actor/entropy", result.scores.entropies.mean().item<double>()},
+                  {"actor/lr", stage.optimizer.learning_rate},
+                  {"response_length/mean", static_cast<double>(tokens) / static_cast<double>(stage.prompts)}};
+  step.times = {{"timing_s/update_actor", seconds},
+                {"timing_s/step", seconds},
+                {"perf/throughput", static_cast<double>(tokens) / seconds}};
+  return step;
+}
+
+}  // namespace faultline

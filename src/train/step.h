@@ -1,0 +1,52 @@
+// One step of each algorithm, as the trainer calls them: gradients are in the optimizer's hands and the weights updated
+// when they return.
+#pragma once
+
+#include "train/actor.h"
+#include "train/trainer.h"
+
+namespace faultline {
+
+struct StepContext {
+  CausalLm& model;
+  const TrainData& data;
+  const StageSpec& stage;
+  TrainPosition position;
+  uint64_t seed = 0;
+  AdamW& optimizer;
+  Generator* generator = nullptr;                      // GRPO
+  const std::vector<at::Tensor>* reference = nullptr;  // GRPO with KL: weights of the reference policy, by parameter
+  const TrainHooks& hooks;
+};
+
+struct StepResult {
+  Json metrics = Json::object();  // equal in equal runs
+  Json times = Json::object();    // seconds and rates
+};
+
+StepResult sft_step(StepContext& context);
+StepResult grpo_step(StepContext& context);
+
+// Backward of micro-batches and one update. loss(i, log-probabilities, first): the part of micro-batch i. Where
+// anything is not finite nothing is updated: NonFiniteError names the operator that made it first.
+struct UpdateResult {
+  double loss = 0, gradient_norm = 0;
+  TokenScores scores;  // of all tokens, on the CPU
+};
+using BatchLoss = std::function<at::Tensor(std::size_t batch, const at::Tensor& log_probabilities, int64_t first)>;
+UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss);
+
+// A loss of the stage's form for the first `tokens` tokens of nothing in particular: what a census of a step needs.
+PartialLoss probe_loss(const StageSpec& stage, int64_t tokens, const at::Device& device);
+
+// Seconds since it was made or asked last.
+class Stopwatch {
+ public:
+  Stopwatch();
+  double lap();
+
+ private:
+  double last_;
+};
+
+}  // namespace faultline

@@ -1,0 +1,86 @@
+// The update that both algorithms share: micro-batches, their gradients, one optimizer step, and what happens where a
+// number is not finite.
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "train/non_finite.h"
+#include "train/step.h"
+
+namespace faultline {
+namespace {
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Passed {
+  at::Tensor loss;  // () fp64
+  TokenScores scores;
+};
+
+Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss) {
+  Passed all;
+  all.loss = at::zeros({}, context.model.options().dtype(at::kDouble));
+  std::vector<at::Tensor> log_probabilities, entropies;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    BackwardResult result;
+    {
+      const PhaseScope phase(Phase::kActorForward);  // the sums below are the trainer's own arithmetic
+      result = backward_tokens(context.model, batches[i], context.stage.sampling.temperature,
+                               [&](const at::Tensor& now, int64_t first) { return loss(i, now, first); });
+    }
+    context.optimizer.take_gradients();
+    all.loss += result.loss;
+    log_probabilities.push_back(result.scores.log_probabilities), entropies.push_back(result.scores.entropies);
+  }
+  all.scores = {at::cat(log_probabilities).cpu(), at::cat(entropies).cpu()};
+  return all;
+}
+
+// Runs the step again and watches. Faults draw other numbers then, so a bad number may not come back; that is said.
+[[noreturn]] void explain(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
+                          const std::string& what) {
+  std::optional<std::string> origin;
+  {
+    const NonFiniteWatch watch;
+    pass(context, batches, loss);
+    origin = watch.first();
+  }
+  context.optimizer.drop_gradients();
+  throw NonFiniteError(
+      fmt::format("{}; {}. The weights are those of the step before; the last checkpoint is good", what,
+                  origin ? "the first operator whose result is not finite: " + *origin
+                         : "run again, every operator's result was finite: a transient fault, or a rare draw of one"));
+}
+
+}  // namespace
+
+Stopwatch::Stopwatch() : last_(seconds_now()) {}
+double Stopwatch::lap() {
+  const double now = seconds_now();
+  return now - std::exchange(last_, now);
+}
+
+UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss) {
+  const Passed passed = pass(context, batches, loss);
+  UpdateResult result;
+  result.loss = passed.loss.item<double>();
+  result.scores = passed.scores;
+  if (!std::isfinite(result.loss)) {
+    context.optimizer.drop_gradients();
+    explain(context, batches, loss, fmt::format("step {}: the loss is {}", context.position.step + 1, result.loss));
+  }
+  try {
+    result.gradient_norm = context.optimizer.step();
+  } catch (const NonFiniteError& error) {
+    explain(context, batches, loss, error.what());
+  }
+  if (context.hooks.weights_changed) context.hooks.weights_changed();
+  return result;
+}
+
+}  // namespace faultline

@@ -1,0 +1,176 @@
+"""`faultline train` and experiments from the command line, on a random model of two layers: recipes that ship, faults and
+noise with their proof, resuming, exporting, and what is refused."""
+
+import json
+import pathlib
+
+import pytest
+
+import tiny_folder
+from program import ROOT, launch
+
+TINY = ROOT / "recipes/train/tiny.yaml"
+NOISE = "{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_folder.make(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def train(model, out, *arguments, recipe=TINY, dtype="fp32"):
+    named = [str(recipe)] if recipe else []
+    return launch("train", *named, f"model={model}", *arguments, "--json", "--quiet", "--dtype", dtype, "--out", out)
+
+
+def events(record):
+    lines = [json.loads(line) for line in (pathlib.Path(record) / "events.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("crc", "times")} for line in lines]
+
+
+def succeeded(result):
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def plain(model, tmp_path_factory):
+    return succeeded(train(model, tmp_path_factory.mktemp("plain"), "train.save_model=true"))
+
+
+def test_the_tiny_recipe_trains_and_leaves_a_whole_record(plain):
+    steps = [event for event in events(plain["record"]) if event["kind"] == "step"]
+    assert [event["stage"] for event in steps] == ["sft"] * 3 + ["grpo"] * 4
+    assert [event["step"] for event in steps] == list(range(1, 8))
+    for name in ("actor/pg_loss", "actor/entropy", "actor/pg_clipfrac", "actor/grad_norm", "critic/score/mean", "response_length/mean",
+                 "rollout_corr/kl", "rollout_corr/k3_kl", "training/rollout_probs_diff_mean"):  # fmt: skip
+        assert name in steps[-1]["metrics"], name
+    assert "val-core/arithmetic/acc/mean@1" in steps[-1]["metrics"], "lesson 29: the last step is evaluated"
+    summary = json.loads((pathlib.Path(plain["record"]) / "summary.json").read_text())
+    assert summary["step_reached"] == summary["step_evaluated"] == 7
+    assert steps[-1]["metrics"]["faultline/rollout_logp_diff_max"] < 1e-3, "sampler and learner are one model"
+
+
+def test_the_same_recipe_gives_the_same_events(model, plain, tmp_path):
+    again = succeeded(train(model, tmp_path, "train.save_model=true"))
+    assert events(again["record"]) == events(plain["record"])
+    other = succeeded(train(model, tmp_path, "seed=8"))
+    assert events(other["record"]) != events(plain["record"])
+
+
+def test_the_exported_model_is_the_trained_one(model, plain):
+    import torch
+    from safetensors.torch import load_file
+
+    start, end = load_file(model / "model.safetensors"), load_file(pathlib.Path(plain["model"]) / "model.safetensors")
+    assert start.keys() == end.keys()
+    assert not torch.equal(start["model.layers.0.self_attn.k_proj.weight"], end["model.layers.0.self_attn.k_proj.weight"])
+    evaluated = launch("eval", "--model", plain["model"], "--dtype", "fp32", "--limit", "8", "--difficulty", "1", "--shots", "0",
+                       "--max-new-tokens", "12", "--json", "--quiet")  # fmt: skip
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+def test_a_finished_run_resumes_to_the_same_result(plain):
+    again = succeeded(launch("train", "--resume", plain["record"], "--json", "--quiet", "--dtype", "fp32"))
+    assert again["results"] == plain["results"]
+
+
+@pytest.mark.parametrize("phases,changed", [
+    ("{rollout: true, actor_forward: false, actor_backward: false, eval: clean}", ["rollout"]),
+    ("{rollout: false, actor_forward: true, actor_backward: false, eval: clean}", ["actor_forward"]),
+    ("{rollout: false, actor_forward: false, actor_backward: true, eval: clean}", ["actor_backward"]),
+    ("{rollout: true, actor_forward: true, actor_backward: true, ref: true, eval: both}", ["rollout", "actor_forward", "actor_backward", "ref", "eval"]),
+])  # fmt: skip
+def test_faults_act_in_the_phases_that_are_named_and_nowhere_else(model, tmp_path, phases, changed):
+    result = succeeded(train(model, tmp_path, f"faults=[{NOISE}]", f"+phases={phases}", "train.use_kl_loss=true", "~train.sft"))
+    assert result["complaints"] == []
+    assert {row["phase"] for row in result["evidence"]["rows"] if row["calls"] > 0} == set(changed)
+    faulty = "faultline/val-faulty/arithmetic/acc/mean@1"
+    assert (faulty in result["results"]) == ("eval" in changed), "lesson 15: clean and faulty are told apart"
+
+
+def test_aqn_is_applied_measured_and_seen_by_the_rollout_alone(model, plain, tmp_path):
+    noisy = succeeded(train(model, tmp_path, "+aqn={schedule: constant, sigma_start: 0.1, force: true}"))
+    steps = [event["metrics"] for event in events(noisy["record"]) if event["kind"] == "step" and event["stage"] == "grpo"]
+    clean = [event["metrics"] for event in events(plain["record"]) if event["kind"] == "step" and event["stage"] == "grpo"]
+    for metrics in steps:
+        assert metrics["faultline/aqn/weights"] == 2 * tiny_folder.LAYERS + 1
+        assert metrics["faultline/aqn/measured"] == pytest.approx(metrics["faultline/aqn/expected"], rel=0.2)
+    assert steps[0]["faultline/rollout_logp_diff_mean"] > 100 * clean[0]["faultline/rollout_logp_diff_mean"]
+    assert events(noisy["record"])[0] == events(plain["record"])[0], "validation stays clean"
+
+
+def test_adapters_alone_are_trained(model, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    result = succeeded(train(model, tmp_path, "+train.lora={rank: 4, targets: [o_proj]}", "train.save_model=true", "train.sft.lr=0.05"))
+    start, end = load_file(model / "model.safetensors"), load_file(pathlib.Path(result["model"]) / "model.safetensors")
+    changed = {name for name in start if not torch.equal(start[name], end[name])}
+    assert changed == {f"model.layers.{i}.self_attn.o_proj.weight" for i in range(tiny_folder.LAYERS)}
+
+
+def test_a_dry_run_predicts_and_writes_nothing(model, tmp_path):
+    result = succeeded(train(model, tmp_path / "runs", f"faults=[{NOISE}]", "--dry-run"))
+    assert result["prediction"]["memory_bytes"]["total"] > 0 and result["prediction"]["sequences_a_step"] == 16
+    assert "faults" in result["prediction"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("arguments,sentence", [
+    (["train.micro_batch=5"], "does not divide"),
+    (["train.prompts=33"], "the task has 32 problems"),
+    (["train.max_new_tokens=2000"], "context holds 1024"),
+    (["train.loss_agg_mode=token-men"], "token-mean"),
+    (["+aqn={schedule: constant, layers: 7}"], "the model has layers 0 to 1"),
+    (["+aqn={schedule: global_decay, num_stages: 0}"], "num_stages"),
+    (["+aqn={schedule: constant, sigma_start: 1.0e-12}"], "below half a step"),
+    (["task.shots=2"], "task.shots"),
+    (["+train.clip_ration=0.2"], "clip_ratio"),
+    ([f"faults=[{NOISE.replace('matmul', 'aten::adm')}]"], "did you mean"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_before_anything_is_written(model, tmp_path, arguments, sentence):
+    result = train(model, tmp_path / "runs", *arguments)
+    assert result.returncode == 64 and sentence in result.stderr, result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# --- experiments ------------------------------------------------------------------------------------------------------
+EXPERIMENT = """
+model: {model}
+seed: 1
+task: {{name: arithmetic, difficulty: 1, train: 16, test: 4}}
+phases: {{eval: both}}
+faults: [{noise}]
+train: {{algorithm: grpo, steps: 2, prompts: 2, n: 2, lr: 1.0e-4, max_new_tokens: 4, validation_problems: 4, checkpoint_every: 0}}
+experiment:
+  question: does noise matter?
+  control: clean
+  seeds: 2
+  arms:
+    clean: {{faults: []}}
+    noisy: {{}}
+    noisy_aqn: {{aqn: {{schedule: constant, sigma_start: 0.01, sigma_scale: relative, force: true}}}}
+"""
+
+
+def test_an_experiment_runs_every_arm_and_seed_once_and_compares_by_seed(model, tmp_path):
+    recipe = tmp_path / "three.yaml"
+    recipe.write_text(EXPERIMENT.format(model=model, noise=NOISE))
+    arguments = ["run", recipe, "--json", "--quiet", "--dtype", "fp32", "--out", tmp_path / "runs"]
+    first = succeeded(launch(*arguments))
+    arms = {row["arm"]: row for row in first["analysis"]["arms"]}
+    assert list(arms) == ["clean", "noisy", "noisy_aqn"]
+    assert all(row["trials"] == 2 and row["evidence_missing"] == 0 for row in arms.values())
+    assert arms["noisy"]["against_control"]["pairs"] == 2
+    assert arms["noisy"]["against_control"]["p"] >= arms["noisy"]["against_control"]["smallest_p"] == 0.5, "lesson 57"
+    assert first["analysis"]["fewest_pairs_for_holm"] > 2
+    again = succeeded(launch(*arguments))
+    assert again == first, "nothing is left to do, nothing is done twice"
+
+
+def test_an_arm_that_cannot_be_read_is_refused_by_name(model, tmp_path):
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text(EXPERIMENT.format(model=model, noise=NOISE).replace("schedule: constant", "schedule: constan"))
+    result = launch("run", recipe, "--dry-run", "--out", tmp_path / "runs")
+    assert result.returncode == 64 and "noisy_aqn" in result.stderr and "constant" in result.stderr
