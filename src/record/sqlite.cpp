@@ -124,4 +124,6 @@ void Transaction::commit() {
   open_ = false;
 }
 
+void Database::Close::operator()(sqlite3* connection) const { sqlite3_close_v2(connection); }
+
 }  // namespace faultline
