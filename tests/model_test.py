@@ -203,8 +203,9 @@ def test_bf16_agrees_on_the_likeliest_token(smollm):
     handle = OPS.model_open("default", torch.bfloat16, CPU)
     text = " ".join(PROMPTS) + " The sun rises in the east and sets in the west. People have known this for thousands of years."
     tokens = torch.tensor([tokens_of(text)])
+    theirs_in_bf16 = transformers.AutoModelForCausalLM.from_config(smollm.config, dtype=torch.bfloat16).eval()
+    theirs_in_bf16.load_state_dict(smollm.state_dict())
     with torch.no_grad():
-        theirs, ours = smollm.to(torch.bfloat16)(tokens).logits.argmax(-1), OPS.model_logits(handle, tokens).argmax(-1)
-    smollm.float()
+        theirs, ours = theirs_in_bf16(tokens).logits.argmax(-1), OPS.model_logits(handle, tokens).argmax(-1)
     OPS.model_close(handle)
     assert (theirs == ours).float().mean() > 0.95  # the whole table is in docs/results/model.md

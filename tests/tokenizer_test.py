@@ -67,7 +67,7 @@ def each_code_point(step):
 def corpus():
     source = [path.read_text(encoding="utf-8") for folder in ("src", "tests", "docs") for path in sorted((ROOT / folder).rglob("*.*")) if path.suffix in (".cpp", ".h", ".py", ".md")]
     lines = [line for text in source for line in text.splitlines()]
-    return [*sentences(4000, 1), *random_unicode(2500, 2), *runs(), *each_code_point(128), *random.Random(3).sample(lines, min(3500, len(lines))), *source[:20], ""]
+    return [*sentences(4000, 1), *random_unicode(2500, 2), *runs(), *each_code_point(128), *random.Random(3).sample(lines, min(3500, len(lines))), *source[:5], ""]
 
 
 TEXTS = corpus()
@@ -79,7 +79,7 @@ def ours(handle, texts, parse_special=True):
 
 
 def differences(handle, oracle, texts, **options):
-    expected = [encoding.ids for encoding in oracle.encode_batch(texts, **options)]
+    expected = [encoding.ids for encoding in oracle.encode_batch_fast(texts, **options)]
     return [(text, mine, theirs) for text, mine, theirs in zip(texts, ours(handle, texts), expected) if mine != theirs]
 
 
@@ -160,7 +160,9 @@ def default_model(tmp_path_factory):
 def test_ids_equal_hugging_faces_for_each_pre_tokenizer(kind, tmp_path):
     oracle = small(kind)
     handle = load(oracle, tmp_path)
-    texts = [text for text in TEXTS if text.isascii()] if kind == "other" else TEXTS  # PCRE2's Unicode is another
+    texts = TEXTS if kind in ("qwen2", "smollm") else TEXTS[::3]
+    if kind == "other":  # PCRE2's Unicode is another
+        texts = [text for text in texts if text.isascii()]
     assert_equal(handle, oracle, texts)
     normalized = oracle.normalizer.normalize_str if oracle.normalizer else str
     for text, ids in list(zip(texts, ours(handle, texts)))[::5]:
@@ -179,17 +181,19 @@ def test_the_default_model_equals_hugging_face(default_model):
     assert ops.tokenizer_end_tokens(handle) == [2]
 
 
-def test_the_default_models_round_trip_is_exact_but_for_bytes_it_has_no_token_for(default_model):
+def test_the_default_models_round_trip_is_exact_but_for_the_bytes_it_has_no_token_for(default_model):
     handle, oracle, _ = default_model
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    assert sum(oracle.token_to_id(character) is None for character in alphabet) == 21
-    missing = [chr(code) for code in range(128) if not ours(handle, [chr(code)])[0]]
-    assert all(unicodedata.category(c) == "Cc" for c in missing)
-    texts = [text for text in TEXTS if not set(text) & set(missing)]
-    assert len(texts) > 8000
-    lost = [text for text, ids in zip(texts, ours(handle, texts)) if ops.tokenizer_decode(handle, ids, False) != text]
-    rare = [text for text in lost if oracle.decode(oracle.encode(text).ids, skip_special_tokens=False) == text]
-    assert not rare and len(lost) < len(texts) // 10, (len(lost), lost[:3])
+    printable = lambda byte: 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE
+    others = iter(range(0x100, 0x144))
+    alphabet = [chr(byte if printable(byte) else next(others)) for byte in range(256)]  # GPT-2's character for each byte
+    missing = {byte for byte in range(256) if oracle.token_to_id(alphabet[byte]) is None}
+    assert len(missing) == 21
+    changed = 0
+    for text, ids in zip(TEXTS, ours(handle, TEXTS)):
+        kept = bytes(byte for byte in text.encode() if byte not in missing).decode(errors="replace")
+        assert ops.tokenizer_decode(handle, ids, False) == kept
+        changed += kept != text
+    assert 0 < changed < len(TEXTS) // 4
 
 
 def test_added_tokens_strip_and_stand_alone_as_hugging_faces_do(tmp_path):

@@ -5,11 +5,17 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <new>
 
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/output.h"
+
+// OpenMP's threads wait for work by spinning unless told otherwise, which ruins a machine that others use; its library
+// reads this once, while it is loaded, which is before main.
+extern "C" void wait_passively() { ::setenv("OMP_WAIT_POLICY", "PASSIVE", /*overwrite=*/0); }
+__attribute__((section(".preinit_array"), used)) void (*const wait_passively_first)() = wait_passively;
 
 namespace faultline::cli {
 namespace {

@@ -1,6 +1,7 @@
 #include "cli/model_options.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <set>
@@ -38,7 +39,7 @@ LoadedModel open_model(const ModelOptions& options, const Globals& globals) {
   load.dtype = model_dtype(options.dtype);
   load.device = open_device(globals.device);
   constexpr int64_t kTicks = 1000;
-  Progress progress("loading", kTicks, {.unit = "‰", .quiet = globals.quiet});
+  Progress progress("loading", kTicks, {.unit = "‰", .quiet = globals.quiet || ::isatty(STDERR_FILENO) == 0});
   int64_t done = 0;
   load.progress = [&](double share) {
     const auto now = static_cast<int64_t>(share * kTicks);

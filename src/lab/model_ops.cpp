@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "model/causal_lm.h"
 #include "model/generate.h"
-#include "numeric/translated.h"
+#include "site/translated.h"
 
 namespace faultline {
 namespace {

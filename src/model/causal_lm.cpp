@@ -82,11 +82,11 @@ void CausalLm::prefill(const at::Tensor& tokens, const at::Tensor& lengths, cons
   ensure_positions(cache.context);
   Sight sight;
   const at::Tensor positions = at::arange(length, tokens.options()).expand({count, length});
-  sight.positions = positions.reshape(-1);
+  sight.positions = positions.reshape(-1).contiguous();
   sight.rows = count;
   sight.cache = &cache;
-  sight.cache_rows = rows.unsqueeze(1).expand({count, length}).reshape(-1);
-  sight.cache_positions = at::where(positions < lengths.unsqueeze(1), positions, -1).reshape(-1);
+  sight.cache_rows = rows.unsqueeze(1).expand({count, length}).reshape(-1).contiguous();
+  sight.cache_positions = at::where(positions < lengths.unsqueeze(1), positions, -1).reshape(-1).contiguous();
   sight.rotary = &rotary_;
   forward(tokens.reshape(-1), sight, ForwardKind::kPrefill);
 }

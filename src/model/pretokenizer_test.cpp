@@ -97,7 +97,7 @@ TEST(Pretokenizer, CountsTheCharactersPcre2DoesNotKnow) {  // Debian 12's PCRE2 
   }
   EXPECT_LE(letters, 9272);
   EXPECT_LE(numbers, 120);
-  EXPECT_EQ(spaces, 0);
+  EXPECT_EQ(spaces, 1);  // U+180E, for PCRE2 still white space
   RecordProperty("letters", letters);
 }
 
@@ -130,10 +130,10 @@ TEST(Regex, RefusesWhatRubysDialectReadsOtherwise) {
 }
 
 TEST(Regex, EndsACatastrophicPatternWithASentence) {
-  std::string text(61, 'a');
-  text.back() = 'c';
+  std::string text(62, 'a');
+  text.replace(60, 2, "cb");  // without a b PCRE2 need not begin
   const std::string sentence = refusal("(a+)+b", text);
-  EXPECT_NE(sentence.find("cannot be matched against a text of 61 bytes: match limit exceeded"), std::string::npos)
+  EXPECT_NE(sentence.find("cannot be matched against a text of 62 bytes: match limit exceeded"), std::string::npos)
       << sentence;
 }
 

@@ -35,7 +35,8 @@ class Tokenizer {
 
   // Text -> ids; added tokens in the text are recognised, special ones only if parse_special. Bytes that are not UTF-8
   // are encoded as the bytes they are, each run of them apart, and decode to themselves. A byte that the vocabulary has
-  // no token for (SmolLM2 lacks 21, all of them control characters or not UTF-8) is left out, as Hugging Face does.
+  // no token for is left out, as Hugging Face does: SmolLM2 lacks six control characters, F1 and F2 (the leads of
+  // planes 4 to 11, where nothing is assigned), and the 13 bytes that UTF-8 never uses.
   std::vector<int64_t> encode(std::string_view text, bool parse_special = true) const;
   // Ids -> bytes, exactly; skip_special leaves special tokens out. Ids outside the vocabulary: UsageError.
   std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(32 * kSplit * kGroups) tile_kernel(LinearArgum
                              static_cast<const T*>(a.x) + g * a.x_stride + 8 * c, static_cast<int>(a.inputs) - 8 * c,
                              g < a.rows};
   if (warp == 0 && c == 0 && blockIdx.x < kPrefetching)
-    prefetch(lane.weight, static_cast<uint32_t>(a.inputs * sizeof(T)));
+    prefetch(lane.weight, min(static_cast<uint32_t>(a.inputs), 2u * kSplit * kAhead * 32) * sizeof(T));
   begin_kernel();
   const int slabs = static_cast<int>((a.inputs + 31) / 32);
   constexpr int kStep = kSplit * kAhead;
@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(32 * kSplit * kGroups) tile_kernel(LinearArgum
   }
 }
 
-// Some two dozen warps for each of 132 multiprocessors, and six slabs for each warp, where the shape allows.
+// Some fifteen warps for each of 132 multiprocessors, and six slabs for each warp, where the shape allows.
 template <class T>
 void launch_tiles(const LinearArguments& a, void* stream) {
   const int64_t groups = (a.outputs + kOutputs - 1) / kOutputs, slabs = (a.inputs + 31) / 32;
-  const auto wants = [&](int64_t split) { return groups * split / 2 < 3000 && slabs >= 6 * split; };
+  const auto wants = [&](int64_t split) { return groups * split / 2 < 2000 && slabs >= 6 * split; };
   const auto start = [&](auto kernel, int64_t split, int64_t per_block) {
     launch("few_rows_linear", kernel, blocks_of(groups, per_block), static_cast<unsigned>(32 * split * per_block), 0,
            stream, a);
