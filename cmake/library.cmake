@@ -32,12 +32,14 @@ target_link_options(faultline_lib PRIVATE -Wl,--exclude-libs,ALL)
 # at::parallel_for is a header template: without OpenMP in this file it would run on one thread. The run-time library is
 # the one torch itself carries.
 set_source_files_properties(src/numeric/apply.cpp PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
+# Gloo's headers are not in the wheel; race/gloo_shim holds the declarations that libtorch's own header needs.
+set_source_files_properties(src/race/gloo_backend.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR}/src/race/gloo_shim)
 unset(GOMP CACHE)  # another environment may be in use since
 find_library(GOMP NAMES libgomp.so.1 gomp PATHS ${TORCH_ROOT}/lib ${TORCH_ROOT}/../torch.libs REQUIRED NO_DEFAULT_PATH)
 target_link_libraries(faultline_lib PRIVATE ${GOMP})
 if(FAULTLINE_CUDA)
   target_sources(faultline_lib PRIVATE $<TARGET_OBJECTS:faultline_cuda>)
-  set_property(SOURCE src/numeric/apply.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
+  set_property(SOURCE src/numeric/apply.cpp src/race/patterns.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
   target_link_directories(faultline_lib PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
   target_link_libraries(faultline_lib PRIVATE cudart_static rt)
 endif()

@@ -38,6 +38,8 @@ void add_demo(CLI::App& app, const Globals& globals, Run& run);
 void add_selftest(CLI::App& app, const Globals& globals, Run& run);
 void add_check(CLI::App& app, const Globals& globals, Run& run);
 void add_schema(CLI::App& app, const Globals& globals, Run& run);
+void add_race(CLI::App& app, const Globals& globals, Run& run);
+void add_triage(CLI::App& app, const Globals& globals, Run& run);
 void add_completion(CLI::App& app, const Globals& globals, Run& run);
 
 ExitCode print_version(const Globals& globals);

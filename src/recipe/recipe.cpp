@@ -6,6 +6,8 @@
 #include <set>
 
 #include "base/override.h"
+#include "race/config.h"
+#include "triage/plan.h"
 
 namespace faultline {
 namespace {
@@ -29,6 +31,8 @@ void register_once() {
   registry.add("phases", phases_schema(), {.doc = "in which phases the faults act"});
   registry.add("faults", Schema::list(rule_schema(RuleUse::kInPlan)).check(check_names),
                {.default_value = Node::list(), .doc = "the rules, in the order in which they apply at a site"});
+  registry.add("race", race::config_schema(), {.doc = "known bytes through collectives; `faultline race`"});
+  registry.add("triage", triage::recipe_schema(), {.doc = "a matrix of mitigations; `faultline triage run`"});
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {
