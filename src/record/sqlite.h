@@ -52,7 +52,7 @@ class Statement {
 
  private:
   struct Finalize {
-    void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+    void operator()(sqlite3_stmt* statement) const;
   };
   void check(int code);
 
