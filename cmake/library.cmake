@@ -30,13 +30,13 @@ foreach(isa portable avx2 avx512 avx512bf16 amx)
   list(APPEND kernel_objects $<TARGET_OBJECTS:faultline_model_cpu_${isa}>)
 endforeach()
 
-foreach(module site numeric tap aqn race triage model task lab train experiment diagnose report recipe plugin)
+foreach(module site numeric tap aqn race triage model task lab train experiment diagnose recipe plugin)
   module_sources(${module} module_files)
   list(APPEND library_sources ${module_files})
 endforeach()
 list(APPEND library_sources src/model/cuda/graph.cpp)  # a refusal where there is no CUDA
 add_library(faultline_lib SHARED ${library_sources} ${kernel_objects}
-            $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)
+            $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record> $<TARGET_OBJECTS:faultline_report>)
 set_target_properties(faultline_lib PROPERTIES OUTPUT_NAME faultline DEFINE_SYMBOL "")
 target_compile_options(faultline_lib PRIVATE -ffp-contract=off)
 target_include_directories(faultline_lib PRIVATE ${CMAKE_BINARY_DIR}/generated)

@@ -6,8 +6,12 @@ target_link_libraries(base_test PRIVATE faultline_third_party GTest::gtest GTest
 file(GLOB record_tests CONFIGURE_DEPENDS src/record/*_test.cpp)
 add_executable(record_test ${record_tests} $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)
 target_link_libraries(record_test PRIVATE faultline_third_party GTest::gtest GTest::gtest_main)
+file(GLOB report_tests CONFIGURE_DEPENDS src/report/*_test.cpp)
+add_executable(report_test ${report_tests} $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>
+               $<TARGET_OBJECTS:faultline_report>)
+target_link_libraries(report_test PRIVATE faultline_third_party GTest::gtest GTest::gtest_main)
 
-foreach(module numeric tap aqn race triage model task lab train experiment diagnose report)
+foreach(module numeric tap aqn race triage model task lab train experiment diagnose)
   file(GLOB module_tests CONFIGURE_DEPENDS src/${module}/*_test.cpp)
   if(NOT module_tests)
     continue()

@@ -32,7 +32,7 @@ ARROWS = {
     "plugin": ["recipe"],
     "cli": ["plugin"],
 }
-NO_TORCH = ("base/", "record/", "numeric/cpu/", "numeric/cuda/", "model/cpu/")
+NO_TORCH = ("base/", "record/", "report/", "numeric/cpu/", "numeric/cuda/", "model/cpu/")
 CUDA_FOLDERS = ("numeric/cuda/", "model/cuda/")
 TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
 CUDA = re.compile(r"^(cuda|cublas|curand|cooperative_groups|cub/|nccl)")

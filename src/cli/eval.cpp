@@ -75,11 +75,25 @@ EvaluationSpec make_spec(const Options& options, const Globals& globals) {
   return spec;
 }
 
+// What the record keeps of the question: the command as typed, and what its defaults meant.
+nlohmann::ordered_json as_recipe(const EvaluationSpec& spec, const Globals& globals) {
+  nlohmann::ordered_json recipe = {{"command", globals.arguments}};
+  if (spec.run_task)
+    recipe["task"] = {{"name", spec.task.name},
+                      {"split", spec.split},
+                      {"questions", spec.limit},
+                      {"shots", spec.task.shots},
+                      {"max_new_tokens", spec.generation.max_new_tokens},
+                      {"temperature", spec.generation.sampling.temperature}};
+  if (!spec.text.empty()) recipe["text"] = {{"file", spec.text.string()}, {"window", spec.window}};
+  return recipe;
+}
+
 ExitCode eval(const Options& options, const Globals& globals) {
   const std::vector<FaultCase> cases = make_cases(options);
   const EvaluationSpec spec = make_spec(options, globals);
   LoadedModel loaded = open_model(options, globals);
-  return run_and_show(loaded, spec, cases, {globals.seed(), options.out, "eval"}, globals);
+  return run_and_show(loaded, spec, cases, {globals.seed(), options.out, "eval", as_recipe(spec, globals)}, globals);
 }
 
 void add_task_options(CLI::App& command, Options& options) {

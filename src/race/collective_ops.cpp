@@ -12,7 +12,7 @@
 
 #include "base/config.h"
 #include "numeric/apply.h"
-#include "numeric/translated.h"
+#include "site/translated.h"
 #include "race/collective_tap.h"
 #include "race/config.h"
 #include "race/hooks.h"

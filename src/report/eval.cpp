@@ -1,0 +1,224 @@
+// The story of an evaluation: a model clean and under faults. A faulty row counts only with its evidence: where that is
+// missing or complains, no number of the row is shown, whatever the record holds.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "report/chart.h"
+#include "report/eval_rows.h"
+#include "report/field.h"
+#include "report/story.h"
+
+namespace faultline::report {
+namespace {
+
+constexpr double kAlpha = 0.05;
+
+std::string task_words(const EvalRow& row, const EvalRow& clean) {
+  if (!row.proven) return fmt::format("{}: evidence missing, no number is shown.", row.label);
+  if (!row.accuracy || !clean.accuracy) return fmt::format("{}: not measured.", row.label);
+  const double points = 100 * (*row.accuracy - *clean.accuracy);
+  const std::string change = fmt::format("{} → {} ({:+.1f} points, p = {} after Holm)", percent_text(*clean.accuracy),
+                                         percent_text(*row.accuracy), points, p_text(row.p_holm.value_or(1)));
+  if (row.p_holm && *row.p_holm < kAlpha)
+    return fmt::format("{} {} accuracy: {}.", row.label, points < 0 ? "costs" : "raises", change);
+  return fmt::format("{}: no difference could be shown, {}.", row.label, change);
+}
+
+std::string text_words(const EvalRow& row, const EvalRow& clean) {
+  if (!row.proven || !row.perplexity || !clean.perplexity) return "";
+  std::string words =
+      fmt::format("{}: perplexity {} → {}", row.label, number_text(*clean.perplexity), number_text(*row.perplexity));
+  if (row.added_nats && row.added_range)
+    words += fmt::format(", {:+.4f} nats a token [{:+.4f}, {:+.4f}]", *row.added_nats, row.added_range->first,
+                         row.added_range->second);
+  return words + ".";
+}
+
+struct Count {
+  std::size_t faulty = 0, unproven = 0, harmful = 0, raised = 0, worse_text = 0, measured = 0, text = 0;
+};
+
+Count count(const std::vector<EvalRow>& rows) {
+  Count found;
+  for (const EvalRow& row : rows) {
+    if (row.clean) continue;
+    ++found.faulty;
+    found.unproven += !row.proven;
+    if (!row.proven) continue;
+    found.measured += row.accuracy.has_value();
+    found.text += row.perplexity.has_value();
+    if (row.p_holm && *row.p_holm < kAlpha) (row.lost_more() ? found.harmful : found.raised) += 1;
+    found.worse_text += row.added_range && row.added_range->first > 0;
+  }
+  return found;
+}
+
+std::string of(std::size_t some, std::size_t all, const char* what) {
+  if (all == 1) return fmt::format("the {}", what);
+  return some == all ? fmt::format("all {} {}s", all, what) : fmt::format("{} of {} {}s", some, all, what);
+}
+
+std::string headline_of(const Count& n, const EvalRow& clean) {
+  if (n.faulty == 0 && clean.accuracy)
+    return fmt::format("The clean model answers {} right; no fault was planted.", percent_text(*clean.accuracy));
+  if (n.faulty == 0) return "The clean model was measured; no fault was planted.";
+  if (n.unproven == n.faulty)
+    return n.faulty == 1 ? "The fault is not proven: its evidence is missing, so no number is shown."
+                         : "No fault is proven: the evidence is missing, so no number is shown.";
+  std::string words;
+  if (n.harmful > 0)
+    words = fmt::format("Under {} the model lost accuracy", of(n.harmful, n.measured, "fault"));
+  else if (n.measured > 0)
+    words = fmt::format("No loss of accuracy could be shown for {}", of(n.measured, n.measured, "fault"));
+  if (n.text > 0)
+    words += fmt::format("{}{} raised perplexity", words.empty() ? "" : "; ",
+                         n.worse_text == 0 ? "no fault provably" : of(n.worse_text, n.text, "fault"));
+  if (words.empty()) words = "Nothing was measured under the faults";
+  words[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(words[0])));
+  if (n.unproven > 0) words += fmt::format("; {} of {} faults are not proven and show no number", n.unproven, n.faulty);
+  return words + ".";
+}
+
+void add_warnings(const std::vector<EvalRow>& rows, Story& story) {
+  const EvalRow& clean = rows.front();
+  if (clean.accuracy && *clean.accuracy == 0 && rows.size() > 1)
+    story.words.emplace_back(
+        "The clean model answers nothing right: a fault cannot take anything away here. Choose an easier task.");
+  // Two-sided exact McNemar: with n changed answers, all one way, p = 2^(1-n).
+  if (clean.questions && *clean.questions < 6 && rows.size() > 1)
+    story.words.push_back(
+        fmt::format("{} questions cannot show any difference: a paired test needs at least six answers that change.",
+                    number_text(*clean.questions)));
+  if (!clean.clean) story.words.emplace_back("The first row is not a clean one: nothing can be compared with it.");
+}
+
+IntervalChart accuracy_chart(const std::vector<EvalRow>& rows) {
+  IntervalChart chart{.title = "Accuracy with 95 % intervals (Wilson); the dashed line is the clean model",
+                      .unit = Unit::kShare,
+                      .axis = std::pair(0.0, 1.0),
+                      .reference = rows.front().accuracy};
+  for (const EvalRow& row : rows) {
+    IntervalRow line{.label = row.label, .tone = row.clean ? "plain" : "c1"};
+    if (!row.proven)
+      line.note = "evidence missing";
+    else if (!row.accuracy)
+      line.note = "not measured";
+    else {
+      line.value = row.accuracy, line.range = row.accuracy_range;
+      line.note =
+          fmt::format("{} ({}/{})", percent_text(*row.accuracy), number_text(row.correct), number_text(row.questions));
+      if (row.p_holm && *row.p_holm < kAlpha) line.tone = row.lost_more() ? "bad" : "good";
+    }
+    chart.rows.push_back(line);
+  }
+  return chart;
+}
+
+IntervalChart perplexity_chart(const std::vector<EvalRow>& rows) {
+  IntervalChart chart{.title = "Perplexity (logarithmic); intervals are of the difference from the clean text",
+                      .log = true,
+                      .reference = rows.front().perplexity};
+  const std::optional<double> clean = rows.front().perplexity;
+  for (const EvalRow& row : rows) {
+    IntervalRow line{.label = row.label, .tone = row.clean ? "plain" : "c1"};
+    line.note = row.proven ? number_text(row.perplexity) : "evidence missing";
+    if (row.proven) line.value = row.perplexity;
+    if (row.proven && row.added_range && clean) {
+      line.range = std::pair(*clean * std::exp(row.added_range->first), *clean * std::exp(row.added_range->second));
+      if (row.added_range->first > 0) line.tone = "bad";
+    }
+    chart.rows.push_back(line);
+  }
+  return chart;
+}
+
+Html number_table(const std::vector<EvalRow>& rows) {
+  std::vector<std::vector<Cell>> cells;
+  for (const EvalRow& row : rows) {
+    std::vector<Cell> line = {row.label};
+    if (!row.proven) {
+      line.emplace_back(text("evidence missing"), true, "doubt");
+      line.insert(line.end(), 6, number_cell("–"));
+      cells.push_back(line);
+      continue;
+    }
+    line.push_back(number_cell(row.accuracy ? percent_text(*row.accuracy) : "–"));
+    line.push_back(number_cell(row.accuracy_range ? fmt::format("{} to {}", percent_text(row.accuracy_range->first),
+                                                                percent_text(row.accuracy_range->second))
+                                                  : "–"));
+    line.push_back(number_cell(
+        row.only_clean ? fmt::format("{} / {}", number_text(row.only_clean), number_text(row.only_faulty)) : "–"));
+    line.push_back(number_cell(row.p ? p_text(*row.p) : "–"));
+    line.push_back(number_cell(row.p_holm ? p_text(*row.p_holm) : "–"));
+    line.push_back(number_cell(number_text(row.perplexity)));
+    line.push_back(number_cell(row.added_range ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", row.added_nats.value_or(0),
+                                                             row.added_range->first, row.added_range->second)
+                                               : "–"));
+    cells.push_back(line);
+  }
+  return table({"row", "accuracy", "95 % interval", "lost / won answers", "p (paired)", "p (Holm)", "perplexity",
+                "added nats a token, 95 %"},
+               cells);
+}
+
+Html measured(const std::vector<EvalRow>& rows) {
+  Html out;
+  const auto any = [&](auto member) {
+    return std::any_of(rows.begin(), rows.end(), [&](const EvalRow& row) { return (row.*member).has_value(); });
+  };
+  if (any(&EvalRow::accuracy)) out += draw(accuracy_chart(rows));
+  if (any(&EvalRow::perplexity)) out += draw(perplexity_chart(rows));
+  out += strength_curves(rows);
+  out += number_table(rows);
+  return out + paragraph(text("Lost: answers right only without the fault; won: right only with it. p: exact McNemar "
+                              "test on the same questions; Holm corrects for the number of faults."),
+                         "note");
+}
+
+Html proofs(const std::vector<EvalRow>& rows) {
+  Html out;
+  for (const EvalRow& row : rows) {
+    if (row.clean) continue;
+    out += element("h3", text(row.label, 300));
+    for (const std::string& complaint : row.complaints) out += paragraph(text(complaint), "bad");
+    if (row.complaints.empty() && !row.proven)
+      out += paragraph(text("The record holds no evidence for this row."), "bad");
+    if (row.proven)
+      out += paragraph(text("Proven: every rule fired, the calls are as many as the forwards make, and the realised "
+                            "strength is the one asked for."),
+                       "good");
+    out += evidence_tables(row.evidence);
+  }
+  return out;
+}
+
+}  // namespace
+
+Story tell_eval(const LoadedRecord& record) {
+  Story story;
+  const std::vector<EvalRow> rows = read_eval_rows(record);
+  if (rows.empty()) {
+    story.tone = Tone::kDoubt;
+    story.headline = "The record of this evaluation holds no rows.";
+    return story;
+  }
+  const Count n = count(rows);
+  story.headline = headline_of(n, rows.front());
+  story.tone = n.unproven > 0 ? Tone::kDoubt : n.harmful + n.worse_text > 0 ? Tone::kBad : Tone::kPlain;
+  for (const EvalRow& row : rows) {
+    if (row.clean) continue;
+    if (row.accuracy || !row.proven) story.words.push_back(task_words(row, rows.front()));
+    if (const std::string words = text_words(row, rows.front()); !words.empty()) story.words.push_back(words);
+  }
+  add_warnings(rows, story);
+  story.sections.push_back({"What was measured", measured(rows)});
+  if (Html answers = changed_answers(record, rows); !answers.empty())
+    story.sections.push_back({"Answers that changed", std::move(answers)});
+  if (n.faulty > 0) story.sections.push_back({"Proof that the faults happened", proofs(rows)});
+  return story;
+}
+
+}  // namespace faultline::report

@@ -1,0 +1,173 @@
+#include "report/loaded_record.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+#include "record/campaign_store.h"
+#include "record/document.h"
+#include "report/field.h"
+
+namespace faultline::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uintmax_t kLargestFile = std::uintmax_t{1} << 28;
+
+bool there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+// Runs `read`; its failure becomes a sentence.
+template <class Read>
+void attempt(LoadedRecord& record, const Read& read) {
+  try {
+    read();
+  } catch (const Error& error) {
+    record.missing.emplace_back(error.what());
+  } catch (const nlohmann::json::exception& error) {
+    record.missing.push_back(fmt::format("{}: {}", record.path.string(), error.what()));
+  }
+}
+
+Json read_json_file(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::file_size(path, ignored) > kLargestFile)
+    throw RuntimeFailure(
+        fmt::format("{}: larger than {} MiB, more than any result of ours", path.string(), kLargestFile >> 20));
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream bytes;
+  bytes << file.rdbuf();
+  if (!file) throw RuntimeFailure(fmt::format("{}: cannot be read", path.string()));
+  return parse_json_text(bytes.str(), path.string());
+}
+
+void read_events_of(LoadedRecord& record) {
+  const fs::path path = record.path / "events.jsonl";
+  if (!there(path)) {
+    record.missing.emplace_back("There is no events.jsonl: what happened step by step is unknown.");
+    return;
+  }
+  attempt(record, [&] {
+    const EventExtent extent = scan_events(path, [&](Json&& event) { record.events.push_back(std::move(event)); });
+    if (extent.torn_bytes > 0)
+      record.missing.push_back(
+          fmt::format("The last line of events.jsonl is torn ({} bytes without an end): the process was stopped while "
+                      "it wrote. The line was never reported done and is left out.",
+                      extent.torn_bytes));
+  });
+}
+
+Summary summary_of(const Json& document) {
+  Summary summary;
+  const auto step = [&](const char* key) { return static_cast<int64_t>(number(document, key).value_or(0)); };
+  summary.step_reached = step("step_reached");
+  summary.steps_planned = step("steps_planned");
+  if (number(document, "step_evaluated")) summary.step_evaluated = step("step_evaluated");
+  summary.results = at(document, "results");
+  return summary;
+}
+
+void judge_summary(LoadedRecord& record) {
+  if (!record.summary) {
+    if (!there(record.path / "summary.json"))
+      record.missing.emplace_back("There is no summary.json: the run is still going, or it died before its end.");
+    return;
+  }
+  const Summary& summary = *record.summary;
+  if (summary.step_reached < summary.steps_planned)
+    record.missing.push_back(
+        fmt::format("The run ended after step {} of {}.", summary.step_reached, summary.steps_planned));
+  if (summary.step_evaluated && *summary.step_evaluated != summary.step_reached)
+    record.missing.push_back(
+        fmt::format("The last evaluation was at step {}, not at the last step, {}: its numbers "
+                    "are not those of the final model.",
+                    *summary.step_evaluated, summary.step_reached));
+}
+
+void read_run_directory(LoadedRecord& record) {
+  attempt(record, [&] { record.manifest = read_manifest(record.path / "manifest.json"); });
+  if (there(record.path / "ledger.json"))
+    attempt(record,
+            [&] { record.ledger = read_document(record.path / "ledger.json", "ledger").value("ledger", Json()); });
+  if (there(record.path / "summary.json"))
+    attempt(record, [&] { record.summary = summary_of(read_document(record.path / "summary.json", "summary")); });
+  read_events_of(record);
+  judge_summary(record);
+  record.kind = string(record.results(), "kind");
+  const bool trained = std::any_of(record.events.begin(), record.events.end(), [](const Json& event) {
+    return at(event, "metrics").is_object() && number(event, "step");
+  });
+  if (record.kind.empty() && trained) record.kind = "train";
+}
+
+void read_trials(LoadedRecord& record) {
+  if (!there(record.path / "campaign.sqlite")) {
+    record.missing.emplace_back("There is no campaign.sqlite: the single trials are unknown.");
+    return;
+  }
+  attempt(record, [&] {
+    CampaignStore(record.path / "campaign.sqlite").for_each([&](Trial&& trial) {
+      record.events.push_back({{"kind", "trial"},
+                               {"cell", trial.key.cell},
+                               {"index", trial.key.index},
+                               {"seed", trial.seed},
+                               {"status", to_string(trial.status)},
+                               {"seconds", trial.finished - trial.started},
+                               {"outcome", std::move(trial.outcome)}});
+    });
+  });
+}
+
+void read_file(LoadedRecord& record) {
+  record.document = read_json_file(record.path);
+  record.kind = string(record.document, "kind");
+  if (record.kind.empty() && record.document.contains("verdict") && record.document.contains("ranks"))
+    record.kind = "race";
+}
+
+}  // namespace
+
+const Json& LoadedRecord::results() const {
+  static const Json nothing;
+  return summary ? summary->results : nothing;
+}
+
+LoadedRecord load_record(const fs::path& path) {
+  LoadedRecord record;
+  record.path = path;
+  record.name = (path / ".").lexically_normal().parent_path().filename().string();
+  std::error_code ignored;
+  if (fs::is_regular_file(path, ignored)) {
+    read_file(record);
+  } else if (!fs::is_directory(path, ignored)) {
+    throw UsageError(fmt::format("{}: there is no such folder or file", path.string()));
+  } else if (there(path / "manifest.json")) {
+    read_run_directory(record);
+  } else if (there(path / "analysis.json")) {
+    record.kind = "experiment";
+    attempt(record, [&] { record.document = read_document(path / "analysis.json", "experiment"); });
+    read_trials(record);
+  } else if (there(path / "matrix.json")) {
+    record.kind = "triage";
+    attempt(record, [&] { record.document = read_json_file(path / "matrix.json"); });
+    read_trials(record);
+  } else if (there(path / "campaign.sqlite")) {
+    record.kind = "campaign";
+    record.missing.emplace_back("There is no analysis.json: the experiment has not ended; run it again to continue.");
+    read_trials(record);
+  } else {
+    throw UsageError(fmt::format(
+        "{}: no record: wanted manifest.json (a run), analysis.json (an experiment), matrix.json (a triage) or "
+        "campaign.sqlite in the folder; runs lie below the folder that --out named",
+        path.string()));
+  }
+  return record;
+}
+
+}  // namespace faultline::report

@@ -1,0 +1,135 @@
+// The story of a training run: how far it came, what its validations said (clean and under faults apart), and a curve
+// for every series in its events.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "base/stats.h"
+#include "report/chart.h"
+#include "report/field.h"
+#include "report/story.h"
+
+namespace faultline::report {
+namespace {
+
+constexpr std::size_t kMostCurves = 60;
+constexpr const char* kClean = "val-core/";
+constexpr const char* kFaulty = "faultline/val-faulty/";
+
+using SeriesByName = std::map<std::string, std::vector<Point>>;
+
+SeriesByName series_of(const LoadedRecord& record) {
+  SeriesByName found;
+  for (const Json& event : record.events) {
+    const std::optional<double> step = number(event, "step");
+    if (!step || !std::isfinite(*step)) continue;
+    for (const char* group : {"metrics", "times"})
+      for (const auto& [key, value] : fields(at(event, group)).items())
+        if (const auto y = number(value)) found[key].push_back({*step, *y});
+    for (const auto& [key, value] : event.items())  // flat events of other writers
+      if (key.find('/') != std::string::npos)
+        if (const auto y = number(value)) found[key].push_back({*step, *y});
+  }
+  return found;
+}
+
+bool is_validation(const std::string& name) { return name.starts_with(kClean) || name.starts_with(kFaulty); }
+
+// Validation accuracy is a share of so many problems: its interval follows.
+void add_bands(const LoadedRecord& record, std::vector<Point>& points) {
+  std::optional<double> problems;
+  for (const Json& event : record.events)
+    if (const auto n = number(at(event, "metrics"), "faultline/validation_problems")) problems = n;
+  if (!problems || *problems < 1 || *problems > 1e9) return;
+  const auto n = static_cast<int64_t>(*problems);
+  for (Point& point : points) {
+    if (!(point.y >= 0 && point.y <= 1)) continue;
+    const Interval band = wilson_interval(std::llround(point.y * *problems), n);
+    point.band = std::pair(band.low, band.high);
+  }
+}
+
+Html validation(const LoadedRecord& record) {
+  LineChart chart{.title = "Validation accuracy, with 95 % intervals (Wilson); clean and faulty apart",
+                  .unit = Unit::kShare};
+  for (auto& [name, points] : series_of(record)) {
+    if (!is_validation(name)) continue;
+    add_bands(record, points);
+    chart.series.push_back({(name.starts_with(kFaulty) ? "under faults: " : "clean: ") + name, points});
+  }
+  if (chart.series.empty())
+    return paragraph(text("No step was validated: the record says nothing about accuracy."), "note");
+  return draw(chart);
+}
+
+std::string last_words(const LoadedRecord& record) {
+  std::string words;
+  for (const auto& [name, points] : series_of(record)) {
+    if (!is_validation(name) || points.empty()) continue;
+    words +=
+        fmt::format("{}{} accuracy {} → {}", words.empty() ? "" : ", ", name.starts_with(kFaulty) ? "faulty" : "clean",
+                    percent_text(points.front().y), percent_text(points.back().y));
+  }
+  return words;
+}
+
+std::string sentence_of_stop(const LoadedRecord& record) {
+  for (const Json& event : record.events)
+    if (at(event, "kind") == "stopped")
+      return fmt::format("The run stopped at step {}: {}", string(event, "step"), string(event, "reason"));
+  return "";
+}
+
+}  // namespace
+
+Html curves_of(const std::vector<const LoadedRecord*>& records) {
+  std::map<std::string, LineChart> charts;
+  for (const LoadedRecord* record : records) {
+    for (auto& [name, points] : series_of(*record)) {
+      if (points.size() < 2) continue;
+      LineChart& chart = charts[name];
+      chart.title = name, chart.small = true;
+      chart.series.push_back({records.size() > 1 ? record->name : name, std::move(points)});
+    }
+  }
+  std::vector<Html> drawn;
+  for (const auto& [name, chart] : charts)
+    if (drawn.size() < kMostCurves) drawn.push_back(draw(chart));
+  if (drawn.empty()) return {};
+  Html out = side_by_side(drawn);
+  if (charts.size() > kMostCurves)
+    out += paragraph(text(fmt::format("{} of {} series are shown.", kMostCurves, charts.size())), "note");
+  return out;
+}
+
+Story tell_train(const LoadedRecord& record) {
+  Story story;
+  const std::string stopped = sentence_of_stop(record);
+  const std::string accuracy = last_words(record);
+  if (!stopped.empty()) {
+    story.tone = Tone::kBad;
+    story.headline = stopped;
+  } else if (!record.summary) {
+    story.tone = Tone::kDoubt;
+    story.headline = "The training has not ended; what follows is how far it came.";
+  } else {
+    story.tone = record.summary->complete() ? Tone::kGood : Tone::kDoubt;
+    story.headline = fmt::format("{} of {} steps were made{}{}.", record.summary->step_reached,
+                                 record.summary->steps_planned, accuracy.empty() ? "" : ": ", accuracy);
+  }
+  const Json& complaints = items(at(record.ledger, "complaints"));
+  for (const Json& complaint : complaints) story.words.push_back("Evidence missing: " + shown(complaint));
+  const bool planned = record.manifest && !items(at(record.manifest->recipe, "faults")).empty();
+  if (planned && record.ledger.is_null())
+    story.words.emplace_back("The recipe plans faults, but there is no ledger: nothing proves that they happened.");
+  if (!complaints.empty() || (planned && record.ledger.is_null())) story.tone = Tone::kDoubt;
+  story.sections.push_back({"Validation", validation(record)});
+  if (Html curves = curves_of({&record}); !curves.empty()) story.sections.push_back({"Curves", std::move(curves)});
+  if (!record.ledger.is_null())
+    story.sections.push_back({"Proof that the faults happened", evidence_tables(record.ledger)});
+  return story;
+}
+
+}  // namespace faultline::report
