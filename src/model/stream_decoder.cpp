@@ -53,7 +53,7 @@ std::string StreamDecoder::push(int64_t id) {
   try {
     pending_ += tokenizer_.decode({&id, 1}, /*skip_special=*/true);
   } catch (const UsageError&) {  // a model may have more rows than its tokenizer tokens, and a broken one chooses them
-    pending_ += "\xEF\xBF\xBD";
+    pending_ += kReplacement;
   }
   return take_whole(pending_, false);
 }
