@@ -2,13 +2,14 @@
 went over the wire must be found, and laid on the collective."""
 
 import json
+import os
 import shutil
 import subprocess
 
 import pytest
 from program import ROOT, launch
 
-ROUNDS = 40
+ROUNDS = int(os.environ.get("FAULTLINE_RACE_ROUNDS", "40"))
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,10 @@ def read(path: pathlib.Path) -> list[dict]:
 
 def compare(folder: str | os.PathLike[str]) -> list[str]:
     """Sentences about collectives whose ranks disagree, in the order of calls; empty: all agree."""
-    ranks = {line["rank"]: read_lines for path in sorted(pathlib.Path(folder).glob("rank-*.jsonl")) if (read_lines := read(path)) for line in read_lines[:1]}
+    ranks: dict[int, list[dict]] = {}
+    for path in sorted(pathlib.Path(folder).glob("rank-*.jsonl")):
+        if lines := read(path):
+            ranks[lines[0]["rank"]] = lines
     if not ranks:
         raise ValueError(f"{folder}: no record of any rank")
     calls: dict[tuple[str, int, str], dict[int, dict]] = {}

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/override.h"
 #include "base/progress.h"
@@ -101,7 +102,9 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   if (!globals.quiet && !globals.json) fmt::print(stderr, "{}\n", race::describe(config, run.ranks));
   std::optional<Progress> progress;
   progress.emplace("race", config.verify_iterations, ProgressOptions{.unit = "iteration", .quiet = globals.quiet});
-  run.progress = [&](int64_t, int64_t) { progress->advance(); };
+  run.progress = [&, before = int64_t{0}](int64_t done, int64_t) mutable {
+    progress->advance(done - std::exchange(before, done));
+  };
   const race::RunResult result = race::run(options.transport, node, config, run);
   progress.reset();
   if (!options.out.empty()) write_file_atomically(options.out, to_json_text(race::to_json(result, config), 1) + "\n");

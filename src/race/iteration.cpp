@@ -18,6 +18,9 @@ c10::Stream current_stream(const at::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+// Where every layer holds the same, older data would be right data: the elements in the opposite order are not.
+at::Tensor backwards(const at::Tensor& buffer) { return buffer.view({-1}).flip(0).view(buffer.sizes()); }
+
 // `later` goes on only after what `earlier` has been given so far.
 void order(const c10::Stream& earlier, const c10::Stream& later) {
   c10::Event event(earlier.device_type());
@@ -184,15 +187,14 @@ void Iteration::forward_compute(int64_t layer, const at::Tensor& gathered) {
   if (options_.heartbeat) options_.heartbeat->set(iteration_, layer, "compute");
   const at::Tensor other =
       config_.shared_layer_weights ? at::Tensor() : inputs_[static_cast<size_t>((layer + 1) % config_.layers())];
-  visit(Place::kComputeInput, layer, input, [&] { return other.defined() ? other : input.flip(0).contiguous(); });
+  visit(Place::kComputeInput, layer, input, [&] { return other.defined() ? other : backwards(input); });
   const bool digests = step_.verify && step_.digests;
   const DigestTiming in = config_.digest_of(Key::kComputeInput), out = config_.digest_of(Key::kComputeOutput);
   if (digests && in == DigestTiming::kBefore) checks_->take_key(layer, Key::kComputeInput, input);
   const at::Tensor output = compute_->forward(input, layer, gathered).contiguous();
   if (digests && in == DigestTiming::kAfter) checks_->take_key(layer, Key::kComputeInput, input);
-  visit(Place::kComputeOutput, layer, output, [&] {
-    return last_output_.defined() && !config_.shared_layer_weights ? last_output_ : output.flip(0).contiguous();
-  });
+  visit(Place::kComputeOutput, layer, output,
+        [&] { return last_output_.defined() && !config_.shared_layer_weights ? last_output_ : backwards(output); });
   if (digests && out == DigestTiming::kBefore) checks_->take_key(layer, Key::kComputeOutput, output);
   if (digests && out == DigestTiming::kAfter)
     deferred_.push_back([this, layer, output] { checks_->take_key(layer, Key::kComputeOutput, output); });

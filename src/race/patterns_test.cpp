@@ -30,7 +30,7 @@ PatternCheck compared(const at::Tensor& buffer, const Pattern& pattern, uint32_t
   return found;
 }
 
-Diagnosis diagnosed(const at::Tensor& buffer, uint32_t poison = 0) {
+Diagnosis diagnosed(const at::Tensor& buffer, uint32_t poison = 0x12341234) {
   const Pattern pattern = raw(buffer.scalar_type())(kPlace);
   return diagnose(compared(buffer, pattern, poison), {kPlace, raw(buffer.scalar_type()), buffer.numel(), 8, 4});
 }

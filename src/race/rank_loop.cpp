@@ -1,5 +1,6 @@
 #include "race/rank_loop.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,6 +52,7 @@ class RankLoop::Impl {
        c10::intrusive_ptr<c10d::Backend> control)
       : config_(config), options_(options), control_(std::move(control)), step_(config, options, std::move(data)) {
     reference_ = options.reference;
+    if (config.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   }
 
   void run(RankEvidence& evidence) {
@@ -65,7 +67,9 @@ class RankLoop::Impl {
       const bool stop = verify(i, digests, evidence.findings);
       (digests ? evidence.step_seconds : evidence.step_seconds_plain).push_back(step_.device_seconds());
       ++evidence.iterations;
-      if (options_.progress) options_.progress(i + 1, config_.verify_iterations);
+      const bool last = i + 1 == config_.verify_iterations;
+      if (options_.progress && (last || (i + 1) % config_.log_interval == 0))
+        options_.progress(i + 1, config_.verify_iterations);
       if (interrupted_) return finish(evidence, true);
       if (stop) {
         evidence.stopped = true;

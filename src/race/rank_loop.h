@@ -41,7 +41,7 @@ struct RankOptions {
   std::vector<Hook*> hooks;
   Heartbeat* heartbeat = nullptr;
   const std::atomic<bool>* interrupted = nullptr;             // ^C: all ranks end after the iteration
-  std::function<void(int64_t done, int64_t total)> progress;  // of verified iterations, rank 0
+  std::function<void(int64_t done, int64_t total)> progress;  // every log_interval verified iterations, rank 0
   bool alternate_digests = false;  // digests in every second iteration, to measure their cost
   Reference reference;             // the golden
 };

@@ -15,7 +15,7 @@ namespace faultline::race {
 namespace {
 
 constexpr const char* kSmall =
-    "warmup_iterations: 1, verify_iterations: 6, h2d_tensor_size: 500, timeout_seconds: 20, compute_type: transformer, "
+    "warmup_iterations: 1, verify_iterations: 6, h2d_tensor_size: 500, compute_type: transformer, "
     "model_dim: 32, num_heads: 2, num_layers: 4, seq_len: 4";
 
 RunResult run(const std::string& more, int ranks = 4) {
