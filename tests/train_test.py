@@ -148,7 +148,7 @@ experiment:
   control: clean
   seeds: 2
   arms:
-    clean: {{faults: []}}
+    clean: {{phases: {{rollout: false, actor_forward: false, actor_backward: false, eval: both}}}}
     noisy: {{}}
     noisy_aqn: {{aqn: {{schedule: constant, sigma_start: 0.01, sigma_scale: relative, force: true}}}}
 """
