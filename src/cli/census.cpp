@@ -145,7 +145,8 @@ void add_census(CLI::App& app, const Globals& globals, Run& run) {
   command->add_flag("--places", options->places, "a line for each place in the model")->group("Census");
   command->add_flag("--all", options->all, "operators of no family, too")->group("Census");
   command->footer(
-      "Examples:\n  faultline census\n  faultline census --kind decode --rows 32 --places\n\nGlobal options: see "
+      "Examples:\n  faultline census\n  faultline census --kind decode --rows 32 --places\n\nGlobal options (--device, "
+      "--json, …): see "
       "`faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return census(*options, globals); }; });
 }

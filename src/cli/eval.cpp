@@ -104,10 +104,10 @@ void add_task_options(CLI::App& command, Options& options) {
   option("--split", options.split, "test, shifted or train", "NAME");
   option("--limit", options.limit, "how many questions", "N");
   option("--difficulty", options.difficulty, "of arithmetic, 1 to 4", "N");
-  option("--shots", options.shots, "worked examples before each question", "N");
+  option("--shots", options.shots, "worked examples before each question, 0 to 16", "N");
   option("--scoring", options.scoring, "strict (the number after ####) or flexible (the last number)", "NAME");
-  option("--max-new-tokens", options.tokens, "at most so many for an answer", "N");
-  option("--temperature", options.temperature, "0 is greedy", "T");
+  option("--max-new-tokens", options.tokens, "at most so many tokens for an answer", "N");
+  option("--temperature", options.temperature, "0 is greedy; up to 100", "T");
   option("--slots", options.slots, "how many answers are made at once", "N");
   command.add_option("--text", options.text, "perplexity of this text file; with --task both")
       ->group("Text")
@@ -129,7 +129,9 @@ void add_eval(CLI::App& app, const Globals& globals, Run& run) {
   command->add_option("--strengths", options->strengths, "each fault once with each of these: 0.01,0.05")
       ->group("Faults")
       ->type_name("S,…");
-  command->add_option("--out", options->out, "also write a run directory below this folder")
+  command
+      ->add_option("--out", options->out,
+                   "also write a run directory below this folder; `faultline report` makes a page of it")
       ->group("Output")
       ->type_name("DIR");
   command->footer(

@@ -133,15 +133,17 @@ ExitCode generate(const Options& options, const Globals& globals) {
 void add_generate(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("generate", "a model's answer to a prompt, clean and with faults");
   auto options = std::make_shared<Options>();
-  command->add_option("prompt", options->prompt, "what the user says")->required()->type_name("");
+  command->add_option("prompt", options->prompt, "what the model is asked; with --raw, the text to continue")
+      ->required()
+      ->type_name("");
   add_model_options(*command, *options);
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     command->add_option(name, value, text)->group("Sampling")->type_name(type)->capture_default_str();
   };
-  option("--max-new-tokens", options->tokens, "at most so many", "N");
-  option("--temperature", options->temperature, "0 is greedy", "T");
+  option("--max-new-tokens", options->tokens, "at most so many tokens", "N");
+  option("--temperature", options->temperature, "0 is greedy; up to 100", "T");
   option("--top-k", options->top_k, "only the K likeliest tokens; 0: all", "K");
-  option("--top-p", options->top_p, "only the likeliest tokens that hold this mass", "P");
+  option("--top-p", options->top_p, "only the likeliest tokens that hold this mass, 0 to 1", "P");
   command->add_flag("--raw", options->raw, "continue the text itself, without the chat template")->group("Sampling");
   add_fault_option(*command, *options, "a fault to show beside the clean answer; may be repeated");
   command->footer(

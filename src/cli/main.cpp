@@ -27,6 +27,7 @@ constexpr const char* kIntroduction =
     "  faultline demo                                        three faults and two number formats at work\n"
     "  faultline generate \"Why is the sky blue?\"             a language model; --fault breaks it\n"
     "  faultline eval --fault '…' --strengths 0.05,0.1       accuracy and perplexity under faults\n"
+    "  faultline report runs/eval-…                          a page from the record of a run (eval --out runs)\n"
     "  faultline census                                      which operators run, and how often\n"
     "  faultline list faults                                 what there is (also: formats, schedules)\n"
     "  faultline explain deadzone                            formula, parameters, an example\n"

@@ -78,7 +78,7 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
 }  // namespace
 
 void add_run(CLI::App& app, const Globals& globals, Run& run) {
-  CLI::App* command = app.add_subcommand("run", "what a recipe says: its model under its faults, with proof");
+  CLI::App* command = app.add_subcommand("run", "carry out a recipe: an injection run or an experiment, with proof");
   auto options = std::make_shared<Options>();
   command->add_option("recipe", options->recipe, "a .yaml or .json file")->required()->type_name("");
   command->add_option("overrides", options->overrides, "key=value, +key=value, ~key, as in Hydra")->type_name("");
@@ -96,8 +96,10 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
       ->type_name("DIR")
       ->capture_default_str();
   command->footer(
-      "Examples:\n  faultline run recipes/noise.yaml --dry-run\n  faultline run recipes/noise.yaml "
-      "faults.0.what.strength=0.1 task.test=50\n\nGlobal options: see `faultline --help`.");
+      "Examples:\n  faultline run recipes/example.yaml --dry-run\n"
+      "  faultline run recipes/experiments/noisy-ops.yaml experiment.seeds=2\n\n"
+      "The run directory is printed last; `faultline report DIR` makes a page of it.\n"
+      "Global options (--seed, --device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return run_recipe(*options, globals); }; });
 }
 

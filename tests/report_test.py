@@ -1,0 +1,105 @@
+"""`faultline report` end to end: a real evaluation is recorded, rendered and loaded in a real browser (where Chromium is
+installed; otherwise those tests are skipped and say so). Screenshots stay in $FAULTLINE_SCREENSHOTS when it is set."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+
+import browser
+from program import as_json, ok, refused, run
+
+FAULT = "relative_gaussian(strength=0.05) @ operator=matmul"
+needs_browser = pytest.mark.skipif(browser.PROGRAM is None, reason="no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    ok("eval", "--limit", 4, "--max-new-tokens", 8, "--slots", 4, "--fault", FAULT, "--strengths", "0.05,1", "--out", out)
+    return next(out.iterdir())
+
+
+@pytest.fixture(scope="module")
+def page(record):
+    ok("report", record)
+    return record / "report.html"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.Browser() as one:
+        yield one
+
+
+def screenshots(tmp_path):
+    folder = pathlib.Path(os.environ.get("FAULTLINE_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_the_page_shows_what_the_record_holds(record, page):
+    html = page.read_text(encoding="utf-8")
+    rows = json.loads((record / "summary.json").read_text())["results"]["rows"]
+    assert [row["label"] for row in rows] == ["clean", "relative_gaussian strength=0.05", "relative_gaussian strength=1"]
+    for row in rows:
+        assert row["label"] in html
+        assert f"({row['task']['correct']}/4)" in html
+    assert "4 questions cannot show any difference" in html
+    assert html.index('class="verdict') < html.index("<svg")
+    assert "faultline eval --limit 4" in html  # how to run it again
+    assert len(html) < 1_000_000 and "http://" not in html and "https://" not in html and "<script" not in html
+
+
+def test_the_command_says_the_verdict_and_where_the_page_is(record, tmp_path):
+    answer = as_json("report", record, record, "-o", tmp_path / "two.html")
+    assert [run["kind"] for run in answer["runs"]] == ["eval", "eval"] and answer["runs"][0]["missing"] == []
+    assert "2 runs side by side" in pathlib.Path(answer["page"]).read_text(encoding="utf-8")
+
+
+def test_a_torn_record_is_shown_with_what_is_missing(record, tmp_path):
+    torn = tmp_path / "torn"
+    shutil.copytree(record, torn)
+    (torn / "summary.json").unlink()
+    with open(torn / "events.jsonl", "a", encoding="utf-8") as log:
+        log.write('{"v":1,"n":')
+    text = ok("report", torn)
+    assert "no summary.json" in text and "torn" in text
+
+
+def test_what_is_no_record_is_refused(tmp_path):
+    refused(64, "report", tmp_path, says="no record")
+    refused(64, "report", tmp_path / "nowhere", says="there is no such folder")
+    assert run("report").returncode == 64
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_draws_every_chart_and_loads_nothing_else(page, chromium, tmp_path, width, dark):
+    assert chromium.open(page, width, dark=dark) == []
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = """[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll('svg')].filter(
+        s => s.getBoundingClientRect().width > 200 && s.querySelectorAll('circle, rect, path').length > 1).length)"""
+    counts = chromium.evaluate(drawn)
+    assert len(counts) >= 3 and all(count == 1 for count in counts), counts
+    chromium.screenshot(screenshots(tmp_path) / f"report-{width}{'-dark' if dark else ''}.png")
+
+
+@needs_browser
+def test_the_browser_test_sees_what_it_should(page, chromium, tmp_path):
+    """A page with a script, an image from elsewhere or an error would not pass."""
+    html = page.read_text(encoding="utf-8")
+    for planted in ("<script>console.log(1)</script>", '<img src="http://127.0.0.1:9/x.png">', '<link rel="stylesheet" href="x.css">'):
+        bad = tmp_path / "bad.html"
+        bad.write_text(html.replace("<main>", "<main>" + planted), encoding="utf-8")
+        assert chromium.open(bad, 1440) != [], planted
+
+
+@needs_browser
+def test_it_prints_in_black_on_white(page, chromium):
+    assert chromium.open(page, 1000, dark=True, media="print") == []
+    assert chromium.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert chromium.evaluate("getComputedStyle(document.querySelector('svg.narrow')).display") == "none"
