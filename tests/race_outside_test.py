@@ -22,9 +22,9 @@ def library(tmp_path_factory):
     return path
 
 
-def race_with(library, tmp_path, every, mode, iterations=ROUNDS):
+def race_with(library, tmp_path, every, mode, iterations=ROUNDS, least=4000):
     log = tmp_path / "flips.txt"
-    environment = {"LD_PRELOAD": str(library), "RACE_SEND_BYTES": "1000", "RACE_SEND_EVERY": str(every), "RACE_SEND_LOG": str(log)}
+    environment = {"LD_PRELOAD": str(library), "RACE_SEND_BYTES": str(least), "RACE_SEND_EVERY": str(every), "RACE_SEND_LOG": str(log)}
     done = launch("race", "--transport", "gloo", "--ranks", 2, "--json", *mode, "warmup_iterations=0", f"verify_iterations={iterations}", "stop_on_first_corruption=false",
                   "canary=off", "h2d_tensor_size=0", env=environment)
     flips = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
@@ -44,7 +44,15 @@ def test_every_flip_on_the_wire_is_found_in_the_collective(library, tmp_path):
     assert len(flips) >= 20
     mismatches = [m for rank in result["evidence"] for m in rank["mismatches"]["items"]]
     assert sum(m["count"] for m in mismatches) == len(flips)
-    assert {m["operation"] for m in mismatches} <= {"all_gather", "reduce_scatter"}
-    assert {m["damage"] for m in mismatches if m["operation"] == "all_gather"} == {"bitflip"}
+    assert {(m["operation"], m["damage"], m["count"]) for m in mismatches} == {("all_gather", "bitflip", 1)}
     events = [e for rank in result["evidence"] for e in rank["events"]["items"]]
-    assert events and {e["cause"] for e in events} == {"collective"}
+    assert {e["cause"] for e in events} == {"collective"}
+    assert {(e["rank"], *e["sources"]) for e in events} == {(0, 1), (1, 0)}  # whose data, and where it arrived
+
+
+def test_flips_within_reductions_are_laid_on_the_collective_too(library, tmp_path):
+    # Gloo's reductions also carry pieces that end up in no rank's result, so not every flip can be seen.
+    result, flips = race_with(library, tmp_path, 5, FSDP, least=1000)
+    mismatches = [m for rank in result["evidence"] for m in rank["mismatches"]["items"]]
+    assert flips and {m["operation"] for m in mismatches} == {"all_gather", "reduce_scatter"}
+    assert {e["cause"] for rank in result["evidence"] for e in rank["events"]["items"]} == {"collective"}

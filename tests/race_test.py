@@ -124,14 +124,22 @@ def rank_processes(parent):
     return found
 
 
+def at_work(parent):
+    """All three ranks have used more processor time than loading torch takes: they have met and iterate."""
+    ticks = []
+    for process in rank_processes(parent).values():
+        fields = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks.append(int(fields[11]) + int(fields[12]))
+    return len(ticks) == 3 and min(ticks) > 3 * os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_killed_or_stopped_from_outside_is_named_in_time(how):
     command = [PROGRAM, *map(str, [*GLOO, "--ranks", 3, "timeout_seconds=3", "verify_iterations=1000000"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as process:
-        deadline = time.monotonic() + 20
-        while len(rank_processes(process.pid)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(2.5)  # they have joined and are at work
+        deadline = time.monotonic() + 40
+        while not at_work(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
         victim = rank_processes(process.pid)[1]
         os.kill(victim, how)
         start = time.monotonic()

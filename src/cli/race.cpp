@@ -98,6 +98,7 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   run.alternate_digests = options.overhead;
   if (!config.golden.empty()) run.reference = race::read_golden(config.golden, node, run.device);
   race::check_ranks(config, run.ranks);
+  race::check_transport(options.transport, run.device);
   std::signal(SIGINT, on_interrupt);
   if (!globals.quiet && !globals.json) fmt::print(stderr, "{}\n", race::describe(config, run.ranks));
   std::optional<Progress> progress;

@@ -30,6 +30,7 @@ std::vector<RankRecord> clean() {
       layer.expected_input = shard;
       layer.sent.assign(kRanks, shard);
       for (uint64_t from = 0; from < kRanks; ++from) layer.received.push_back(kRight + from);
+      layer.keys[static_cast<size_t>(Key::kCommOutput)] = combined_digest(layer.received);
     }
   }
   return ranks;
@@ -134,6 +135,20 @@ INSTANTIATE_TEST_SUITE_P(
                       // Only a golden could tell: by itself it is indistinguishable from right.
                       AxesCase{"everywhere_always", true, true, true, kNo, kNo, kNo, Scope::kCell, 0}),
     [](const auto& info) { return info.param.name; });
+
+TEST(Axes, ATieDoesNotBlameARankWhoseElementsAreRight) {
+  Config config = shared();
+  config.mode = Mode::kDdp;
+  config.shared_layer_weights = false;
+  auto ranks = clean();
+  ranks.resize(2);
+  value(ranks, 1, 3, Key::kCommOutput) = kWrong;
+  ranks[1].layers[3].failed_checks = 1u << static_cast<unsigned>(Check::kReduceOutput);
+  Reference none;
+  const auto found = judge(config, ranks, none);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].rank, 1);
+}
 
 TEST(CauseOf, AllSixteenSetsOfKeys) {
   constexpr Cause n = Cause::kNone, m = Cause::kLocalMemory, c = Cause::kCollective, r = Cause::kReferenceBuffer,

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/text.h"
 #include "numeric/apply.h"
 
 namespace faultline::race {
@@ -13,12 +12,6 @@ namespace {
 
 enum Column : int64_t { kExpected = kKeys, kGradient, kPieces };  // columns 0 … kKeys-1: the keys
 enum LastRow : int64_t { kHost, kCopied, kParameters, kShadow };
-
-uint64_t combined(const std::vector<uint64_t>& pieces) {
-  uint64_t word = 0;
-  for (const uint64_t piece : pieces) word = mix64(word, piece);
-  return word;
-}
 
 }  // namespace
 
@@ -118,7 +111,7 @@ void Checks::read_digests(RankRecord& record) {
     const bool same_to_all = config_.mode == Mode::kFsdp;
     layer.sent.assign(sent, sent + (same_to_all ? 1 : ranks_));
     layer.received.assign(sent + ranks_, sent + 2 * ranks_);
-    if (layer.received[0] != 0) layer.keys[static_cast<size_t>(Key::kCommOutput)] = combined(layer.received);
+    if (layer.received[0] != 0) layer.keys[static_cast<size_t>(Key::kCommOutput)] = combined_digest(layer.received);
     if (same_to_all && layer.sent[0] != 0) layer.keys[static_cast<size_t>(Key::kCommInput)] = layer.sent[0];
   }
   const auto* last = table.const_data_ptr<int64_t>() + config_.layers() * columns_;

@@ -45,7 +45,7 @@ const char* vote_name(Vote vote);
 struct Axes {
   Vote layers = Vote::kUnknown;
   Vote ranks = Vote::kUnknown;
-  Vote iterations = Vote::kUnknown;  // or the golden
+  Vote iterations = Vote::kUnknown;  // or what is known beforehand: the pattern's digest, the golden
 };
 
 enum class Scope { kCell, kRank, kLayer, kEverywhere };  // one cell; all layers of a rank; a layer on all ranks; all
@@ -82,6 +82,9 @@ class Reference {
 
 // Everything that deviates, and, where `reference` lacks it, what to remember for the next iterations.
 std::vector<Deviation> judge(const Config& config, const std::vector<RankRecord>& ranks, Reference& reference);
+
+// One word for a buffer that was judged piece by piece.
+uint64_t combined_digest(const std::vector<uint64_t>& pieces);
 
 // The value that occurs most often; nullopt on a tie, or where there are fewer than two.
 std::optional<uint64_t> plurality(const std::vector<uint64_t>& values);

@@ -101,6 +101,7 @@ Iteration::Pending Iteration::start_collective(Place place, int64_t layer, const
   local_layers_.push_back(layer);
   Pending pending{nullptr, output};
   if (skips(place, layer)) return pending;
+  if (options_.heartbeat) ++options_.heartbeat->collectives;
   if (communication_) {
     order(current_stream(options_.device), *communication_);
     const c10::StreamGuard guard(*communication_);

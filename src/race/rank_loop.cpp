@@ -43,7 +43,8 @@ void Heartbeat::set(int64_t at_iteration, int64_t at_layer, const char* at_opera
 }
 
 std::string Heartbeat::text() const {
-  return fmt::format("iteration {}, layer {}, {}", iteration.load(), layer.load(), operation.load());
+  return fmt::format("iteration {}, layer {}, {}, {} collectives", iteration.load(), layer.load(), operation.load(),
+                     collectives.load());
 }
 
 class RankLoop::Impl {

@@ -29,9 +29,10 @@ struct Heartbeat {
   std::atomic<int64_t> iteration{0};
   std::atomic<int64_t> layer{-1};
   std::atomic<const char*> operation{"start"};
-  std::atomic<uint64_t> beats{0};  // grows with every operation
+  std::atomic<uint64_t> beats{0};        // grows with every operation
+  std::atomic<uint64_t> collectives{0};  // called so far: a rank that left one out has fewer
   void set(int64_t at_iteration, int64_t at_layer, const char* at_operation);
-  std::string text() const;  // "iteration 5, layer 7, all_gather"
+  std::string text() const;  // "iteration 5, layer 7, all_gather, 61 collectives"
 };
 
 struct RankOptions {

@@ -27,6 +27,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double kStartSeconds = 30;  // for all ranks to load and report
+
 struct RankProcess {
   pid_t id = -1;
   bool ended = false;
@@ -111,20 +113,26 @@ class Launcher {
   }
 
   void merge(RunResult& result) const {
+    std::vector<int> died;  // by themselves, without a word: whoever had to be ended after that was waiting for them
+    for (int rank = 0; rank < options_.ranks; ++rank)
+      if (!std::filesystem::exists(file_of(rank)) && !processes_[static_cast<size_t>(rank)].killed)
+        died.push_back(rank);
     for (int rank = 0; rank < options_.ranks; ++rank) {
-      const std::filesystem::path path = folder_ / fmt::format("rank-{}.json", rank);
       const RankProcess& process = processes_[static_cast<size_t>(rank)];
-      if (std::filesystem::exists(path)) {
-        add_rank_file(result, path, rank);
-      } else {
-        result.failures.insert(
-            result.failures.begin(),
-            {rank, {rank}, process.killed, fmt::format("rank {} {}{}", rank, how_it_ended(process), last_seen(rank))});
+      if (std::filesystem::exists(file_of(rank))) {
+        add_rank_file(result, file_of(rank), rank);
+        continue;
       }
+      RankFailure failure{
+          rank, {rank}, process.killed, fmt::format("rank {} {}{}", rank, how_it_ended(process), last_seen(rank))};
+      if (process.killed && !died.empty()) failure.blamed = died, failure.hang = false;
+      result.failures.insert(process.killed ? result.failures.end() : result.failures.begin(), failure);
     }
   }
 
  private:
+  std::filesystem::path file_of(int rank) const { return folder_ / fmt::format("rank-{}.json", rank); }
+
   bool tell_interrupt() {
     for (const RankProcess& process : processes_)
       if (!process.ended) ::kill(process.id, SIGINT);
@@ -143,26 +151,29 @@ class Launcher {
       if (!process.ended && ::waitpid(process.id, &process.status, WNOHANG) == process.id) {
         process.ended = true;
         if (process.status != 0 && !failed_) failed_ = Clock::now();
-        if (!first_end_) first_end_ = Clock::now();
       }
       all &= process.ended;
     }
     if (Clock::now() - looked_ > std::chrono::milliseconds(250)) {
       looked_ = Clock::now();
       uint64_t sum = 0;
-      for (const PublishedBeat& beat : read_beats(*store_, options_.ranks)) sum += beat.beats;
+      bool reported = true;
+      for (const PublishedBeat& beat : read_beats(*store_, options_.ranks)) sum += beat.beats, reported &= beat.present;
+      all_reported_ |= reported;
       if (sum != beats_) beats_ = sum, moved_ = Clock::now();
     }
     return all;
   }
 
+  // Ranks that load torch on a busy machine have not begun to be late.
   Clock::time_point deadline() const {
-    const auto timeout =
-        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(config_.timeout_seconds));
-    const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kGraceSeconds + 1));
-    const Clock::time_point silent = moved_ + timeout + grace;
-    // One rank that ended tells the others through the transport; they need a moment, not the whole timeout.
-    return failed_ && timeout > grace ? std::min(silent, *failed_ + grace) : silent;
+    const auto seconds = [](double value) {
+      return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
+    };
+    const auto grace = seconds(kGraceSeconds + 1);
+    const Clock::time_point silent = moved_ + seconds(config_.timeout_seconds) + grace;
+    if (failed_) return std::min(silent, *failed_ + grace);  // the others learn of it through the transport
+    return all_reported_ ? silent : std::max(silent, started_ + seconds(kStartSeconds));
   }
 
   static void end(RankProcess& process) {
@@ -178,8 +189,9 @@ class Launcher {
   c10::intrusive_ptr<c10d::Store> store_;
   uint16_t port_ = 0;
   std::vector<RankProcess> processes_;
-  std::optional<Clock::time_point> failed_, first_end_;
-  Clock::time_point looked_, moved_ = Clock::now();
+  std::optional<Clock::time_point> failed_;
+  Clock::time_point looked_, started_ = Clock::now(), moved_ = started_;
+  bool all_reported_ = false;
   uint64_t beats_ = 0;
   bool told_ = false;
 };
@@ -210,15 +222,17 @@ RunResult run_processes(const Node& node, const Config& config, const RunOptions
   return result;
 }
 
+void check_transport(const std::string& transport, at::Device device) {
+  if (transport != "threads" && transport != "gloo")
+    throw UsageError(fmt::format("--transport: wanted threads or gloo, got '{}'", transport));
+  if (transport == "gloo" && !device.is_cpu())
+    throw UsageError("--transport gloo carries CPU tensors; use --device cpu, or threads on a GPU");
+}
+
 RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options) {
+  check_transport(transport, options.device);
   if (const auto membership = membership_from_environment()) return run_joined(*membership, node, config, options, "");
-  if (transport == "threads") return run_threads(config, options);
-  if (transport == "gloo") {
-    if (!options.device.is_cpu())
-      throw UsageError("--transport gloo carries CPU tensors; use --device cpu, or threads on a GPU");
-    return run_processes(node, config, options);
-  }
-  throw UsageError(fmt::format("--transport: wanted threads or gloo, got '{}'", transport));
+  return transport == "threads" ? run_threads(config, options) : run_processes(node, config, options);
 }
 
 }  // namespace faultline::race

@@ -32,6 +32,7 @@ void add_rank_file(RunResult& result, const std::filesystem::path& path, int ran
 
 RunResult run_processes(const Node& node, const Config& config, const RunOptions& options);
 
+void check_transport(const std::string& transport, at::Device device);  // UsageError
 // What the command line asked for: joined where the environment says so, else threads or gloo.
 RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options);
 
