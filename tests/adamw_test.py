@@ -39,7 +39,7 @@ def test_updates_equal_those_of_torch(options, scale):
     exact = reference.detach()
     ours, torchs = (got - exact).abs().max(), (single.detach() - exact).abs().max()
     assert ours <= 2 * torchs + 1e-9, (ours, torchs)
-    torch.testing.assert_close(got, single.detach(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(got, single.detach(), rtol=1e-6, atol=4e-7 * max(1.0, start.abs().max().item()))  # a few ulps of the weights
 
 
 def test_threads_do_not_change_a_bit():

@@ -79,11 +79,8 @@ ExitCode run_and_show_experiment(const ModelOptions& options, const Node& recipe
     return ExitCode::kOk;
   }
   LoadedModel loaded = open_model(options, globals);
-  std::filesystem::create_directories(folder);
-  CampaignStore store(folder / "campaign.sqlite");
   const auto total = static_cast<int64_t>(spec.arms.size()) * spec.seeds;
-  int64_t done = 0;
-  for (const Arm& arm : spec.arms) done += std::min(store.count(arm.name), spec.seeds);
+  const int64_t done = finished_trials(spec, folder);
   {
     Progress bar("trials", total, {.unit = "trial", .already_done = done, .quiet = globals.quiet});
     bool first = true;
@@ -92,10 +89,10 @@ ExitCode run_and_show_experiment(const ModelOptions& options, const Node& recipe
       if (!std::exchange(first, false)) bar.advance();
       bar.set_postfix(fmt::format("{}, seed {}", key.cell, key.index));
     };
-    run_experiment(loaded, recipe, spec, store, folder / "runs", progress);
+    run_experiment(loaded, recipe, spec, folder, progress);
     if (!first) bar.advance();
   }
-  const Json analysis = analyse(spec, store);
+  const Json analysis = analyse(spec, folder);
   write_document(folder / "analysis.json", "experiment", analysis);
   if (globals.json) {
     print_json({{"command", "run"}, {"analysis", analysis}, {"record", folder.string()}});

@@ -99,7 +99,8 @@ Json comparison(const ArmData& arm, const ArmData& control) {
 
 }  // namespace
 
-Json analyse(const ExperimentSpec& spec, CampaignStore& store) {
+Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder) {
+  CampaignStore store(folder / "campaign.sqlite");
   const std::string endpoint = common_endpoint(spec, store);
   std::map<std::string, ArmData> data;
   for (const Arm& arm : spec.arms) data.emplace(arm.name, gather(store, arm, endpoint));

@@ -137,8 +137,8 @@ Node arm_recipe(const Node& recipe, const Arm& arm, int64_t seed_index) {
   }
 }
 
-void run_experiment(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, CampaignStore& store,
-                    const std::filesystem::path& runs, const ExperimentProgress& progress) {
+void run_experiment(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec,
+                    const std::filesystem::path& folder, const ExperimentProgress& progress) {
   std::vector<std::string> cells;
   for (const Arm& arm : spec.arms) {
     const Node checked = arm_recipe(recipe, arm, 0);
@@ -147,14 +147,24 @@ void run_experiment(LoadedModel& loaded, const Node& recipe, const ExperimentSpe
       throw UsageError(fmt::format("arm '{}': arms of one experiment train one model", arm.name));
     cells.push_back(arm.name);
   }
+  std::filesystem::create_directories(folder);
+  CampaignStore store(folder / "campaign.sqlite");
   const Snapshot start(*loaded.model);
   for (const TrialKey& key : store.pending(cells, spec.seeds)) {
     if (progress.on_trial) progress.on_trial(key);
     const auto arm = std::find_if(spec.arms.begin(), spec.arms.end(), [&](const Arm& a) { return a.name == key.cell; });
     start.restore(*loaded.model);
-    const Trial trial = run_trial(loaded, arm_recipe(recipe, *arm, key.index), key, runs, progress);
+    const Trial trial = run_trial(loaded, arm_recipe(recipe, *arm, key.index), key, folder / "runs", progress);
     (void)store.insert(trial);
   }
+}
+
+int64_t finished_trials(const ExperimentSpec& spec, const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / "campaign.sqlite")) return 0;
+  CampaignStore store(folder / "campaign.sqlite");
+  int64_t done = 0;
+  for (const Arm& arm : spec.arms) done += std::min(store.count(arm.name), spec.seeds);
+  return done;
 }
 
 }  // namespace faultline

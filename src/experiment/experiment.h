@@ -35,12 +35,14 @@ struct ExperimentProgress {
   std::function<void(const Json& event)> on_event;  // of the training
   std::function<void(const std::string&)> on_line;
 };
-// Runs what is missing. All arms are validated before the first trial.
-void run_experiment(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, CampaignStore& store,
-                    const std::filesystem::path& runs, const ExperimentProgress& progress);
+// Runs what is missing of the experiment in this folder (campaign.sqlite, runs/). All arms are validated before the
+// first trial.
+void run_experiment(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec,
+                    const std::filesystem::path& folder, const ExperimentProgress& progress);
+int64_t finished_trials(const ExperimentSpec& spec, const std::filesystem::path& folder);
 
 // Means, paired differences from the control with intervals, exact sign-flip tests under Holm, the smallest difference
 // that n seeds resolve, survival, roughness of the reward's curve, seconds a step. Of the trials that are there.
-Json analyse(const ExperimentSpec& spec, CampaignStore& store);
+Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder);
 
 }  // namespace faultline
