@@ -87,6 +87,8 @@ std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * sh
 
 std::string p_text(double p) { return p < 0.0001 ? "< 0.0001" : fmt::format("{:.2g}", p); }
 
+std::string p_words(double p) { return p < 0.0001 ? "p < 0.0001" : "p = " + p_text(p); }
+
 std::string time_text(double seconds_since_1970) {
   constexpr double kLatest = 253402300799;  // the last second of 9999
   if (!(seconds_since_1970 > 0 && seconds_since_1970 <= kLatest)) return "at an unknown time";

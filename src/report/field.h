@@ -30,6 +30,7 @@ std::string number_text(double value);
 std::string number_text(const std::optional<double>& value);  // "–" for none
 std::string percent_text(double share);                       // "41.2 %"
 std::string p_text(double p);                                 // "0.031", "< 0.0001"
+std::string p_words(double p);                                // "p = 0.031", "p < 0.0001"
 std::string time_text(double seconds_since_1970);             // "2026-11-15 18:03 UTC"
 
 // "a.b[2].c" -> value, for every leaf.

@@ -85,7 +85,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 TEST_F(Page, SaysTheVerdictOfAnEvaluationFirst) {
   const std::string html = page_of(write_eval({clean_row(), faulty_row("noise 0.05", 0.125, 1e-6)}));
   EXPECT_TRUE(has(html, "Under the fault the model lost accuracy."));
-  EXPECT_TRUE(has(html, "noise 0.05 costs accuracy: 62.5 % → 12.5 % (-50.0 points"));
+  EXPECT_TRUE(has(html, "noise 0.05 costs accuracy: 62.5 % → 12.5 % (-50.0 points, p &lt; 0.0001 after Holm)"));
   EXPECT_LT(html.find("Under the fault"), html.find("<svg"));
   EXPECT_TRUE(has(html, "faultline eval --fault &#39;it&#39;\\&#39;&#39;s&#39;"));
   EXPECT_TRUE(has(html, "mlp.down_proj · eval"));  // the map's row
@@ -207,6 +207,22 @@ TEST_F(Page, TellsThatTheLastStepWasNotEvaluated) {
   EXPECT_TRUE(has(html, "clean: val-core"));
   EXPECT_TRUE(has(html, "critic/score/mean"));
   EXPECT_TRUE(has(html, "faultline train recipe.json --dtype bf16"));
+}
+
+TEST_F(Page, ShowsNoFaultyValidationWithoutALedger) {
+  Manifest manifest = some_manifest();
+  manifest.recipe = {{"faults", {{{"name", "noise"}}}}};
+  RunDirectory run = RunDirectory::create(folder_.path(), manifest);
+  run.events().append(
+      {{"kind", "step"},
+       {"step", 1},
+       {"metrics", {{"val-core/arithmetic/acc/mean@1", 0.5}, {"faultline/val-faulty/arithmetic/acc/mean@1", 0.375}}}});
+  run.events().flush_step();
+  run.write_summary({.step_reached = 1, .steps_planned = 1, .step_evaluated = 1});
+  EXPECT_FALSE(has(page_of(run.path()), "37.5 %"));
+  EXPECT_TRUE(has(page_of(run.path()), "nothing proves that they happened"));
+  run.write_ledger(evidence());
+  EXPECT_TRUE(has(page_of(run.path()), "37.5 %"));
 }
 
 TEST_F(Page, ShowsARecordOfAnUnknownKind) {
