@@ -51,13 +51,15 @@ set_source_files_properties(src/numeric/apply.cpp src/model/cpu_ops.cpp PROPERTI
 set_source_files_properties(src/model/weight_rows.cpp PROPERTIES COMPILE_OPTIONS "-fopenmp;-O3" SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(src/model/gguf_blocks.cpp PROPERTIES COMPILE_OPTIONS -O3 SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(src/train/adamw.cpp PROPERTIES COMPILE_OPTIONS "-fopenmp;-O3" SKIP_PRECOMPILE_HEADERS ON)
+# Gloo's headers are not in the wheel; race/gloo_shim holds the declarations that libtorch's own header needs.
+set_source_files_properties(src/race/gloo_backend.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR}/src/race/gloo_shim)
 unset(GOMP CACHE)  # another environment may be in use since
 find_library(GOMP NAMES libgomp.so.1 gomp PATHS ${TORCH_ROOT}/lib ${TORCH_ROOT}/../torch.libs REQUIRED NO_DEFAULT_PATH)
 target_link_libraries(faultline_lib PRIVATE ${GOMP})
 if(FAULTLINE_CUDA)
   target_sources(faultline_lib PRIVATE $<TARGET_OBJECTS:faultline_cuda> $<TARGET_OBJECTS:faultline_model_cuda>)
   set_source_files_properties(src/model/cuda/graph.cpp PROPERTIES INCLUDE_DIRECTORIES "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
-  set_property(SOURCE src/numeric/apply.cpp src/model/cuda_ops.cpp src/model/cuda/graph.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
+  set_property(SOURCE src/numeric/apply.cpp src/model/cuda_ops.cpp src/model/cuda/graph.cpp src/race/patterns.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
   target_link_directories(faultline_lib PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
   target_link_libraries(faultline_lib PRIVATE cudart_static rt)
 endif()

@@ -100,7 +100,7 @@ def with_plan(handle, batch, prompt, new, device):
         report = json.loads(OPS.plan_report(False))
     finally:
         OPS.plan_disarm()
-    return rate, seconds, {"calls": sum(row["calls"] for row in report["rows"]), "complaints": report["complaints"][:3]}
+    return rate, seconds, {"calls": sum(row["ledger"]["calls"] for row in report["rows"]), "complaints": report["complaints"][:3]}
 
 
 def bench(config, batches, device, limits, arguments):

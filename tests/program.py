@@ -32,10 +32,10 @@ def run(*arguments, env=None, **options):
     return launch(*arguments, env=env, **options)
 
 
-def launch(*arguments, env=None, **options):
+def launch(*arguments, env=None, timeout=60, **options):
     environment = {**os.environ, "NO_COLOR": "1", **(env or {})}
     return subprocess.run(
-        [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=60, env=environment, cwd=ROOT, **options
+        [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT, **options
     )
 
 

@@ -84,7 +84,7 @@ def test_a_finished_run_resumes_to_the_same_result(plain):
 def test_faults_act_in_the_phases_that_are_named_and_nowhere_else(model, tmp_path, phases, changed):
     result = succeeded(train(model, tmp_path, f"faults=[{NOISE}]", f"+phases={phases}", "train.use_kl_loss=true", "~train.sft"))
     assert result["complaints"] == []
-    assert {row["phase"] for row in result["evidence"]["rows"] if row["calls"] > 0} == set(changed)
+    assert {row["phase"] for row in result["evidence"]["rows"] if row["ledger"]["calls"] > 0} == set(changed)
     faulty = "faultline/val-faulty/arithmetic/acc/mean@1"
     assert (faulty in result["results"]) == ("eval" in changed), "lesson 15: clean and faulty are told apart"
 
@@ -148,7 +148,7 @@ experiment:
   control: clean
   seeds: 2
   arms:
-    clean: {{faults: []}}
+    clean: {{phases: {{rollout: false, actor_forward: false, actor_backward: false, eval: both}}}}
     noisy: {{}}
     noisy_aqn: {{aqn: {{schedule: constant, sigma_start: 0.01, sigma_scale: relative, force: true}}}}
 """

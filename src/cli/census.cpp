@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 
 struct Options : ModelOptions {
   std::string kind = "all", rows = "1";
-  bool places = false;
+  bool places = false, all = false;
 };
 
 // A training step's forward and backward, told apart by phase.
@@ -73,14 +73,19 @@ std::vector<Section> take(const Options& options, const Globals& globals, Loaded
   return sections;
 }
 
-void show(const Section& section, bool places) {
+void show(const Section& section, bool places, bool all) {
   struct Sums {
     int64_t calls = 0;
     double flops = 0, bytes = 0;
     std::string shapes;
   };
   std::map<std::string, Sums> sums;
+  int64_t hidden = 0;  // views, copies, bookkeeping
   for (const CensusEntry& entry : section.census) {
+    if (!all && family_of(base_name(entry.name)).empty()) {
+      hidden += entry.calls;
+      continue;
+    }
     const std::string key = entry.name + (places ? "\t" + place_of(entry.place).path : "");
     Sums& sum = sums[key];
     sum.calls += entry.calls, sum.flops += entry.flops, sum.bytes += entry.bytes;
@@ -96,6 +101,7 @@ void show(const Section& section, bool places) {
                     places ? key.substr(tab + 1) : sum.shapes});
   }
   print("\n" + styled(Style::kHeading, section.name) + "\n" + table(rows));
+  if (hidden > 0) print(fmt::format("and {} calls of no family (views, copies, bookkeeping); --all shows them\n", hidden));
 }
 
 ExitCode census(const Options& options, const Globals& globals) {
@@ -113,7 +119,7 @@ ExitCode census(const Options& options, const Globals& globals) {
   }
   print(fmt::format("{}: {}, {} layers, {} norms\n", loaded.path.string(), architecture_name(config.architecture),
                     config.layers, loaded.model->norm_count()));
-  for (const Section& section : sections) show(section, options.places);
+  for (const Section& section : sections) show(section, options.places, options.all);
   if (!globals.quiet)
     print("\nA rule reaches an operator by its name or family: --fault '… @ operator=matmul,layer=3'.\n");
   return ExitCode::kOk;
@@ -137,6 +143,7 @@ void add_census(CLI::App& app, const Globals& globals, Run& run) {
       ->type_name("N")
       ->capture_default_str();
   command->add_flag("--places", options->places, "a line for each place in the model")->group("Census");
+  command->add_flag("--all", options->all, "operators of no family, too")->group("Census");
   command->footer(
       "Examples:\n  faultline census\n  faultline census --kind decode --rows 32 --places\n\nGlobal options (--device, "
       "--json, …): see "

@@ -46,6 +46,8 @@ void add_train(CLI::App& app, const Globals& globals, Run& run);
 void add_report(CLI::App& app, const Globals& globals, Run& run);
 void add_schema(CLI::App& app, const Globals& globals, Run& run);
 void add_convert_model(CLI::App& app, const Globals& globals, Run& run);
+void add_race(CLI::App& app, const Globals& globals, Run& run);
+void add_triage(CLI::App& app, const Globals& globals, Run& run);
 void add_completion(CLI::App& app, const Globals& globals, Run& run);
 
 ExitCode print_version(const Globals& globals);

@@ -163,7 +163,7 @@ ExitCode train(Options options, const Globals& globals) {
   if (spec.train.save_model) {
     saved = (directory.path() / "model").string();
     merge_lora(*loaded.model);
-    write_model_folder(*loaded.model, loaded.path, saved);
+    if (!std::filesystem::exists(saved)) write_model_folder(*loaded.model, loaded.path, saved);  // finished before
   }
   show(outcome, directory.path().string(), saved, globals);
   if (outcome.proof && !outcome.proof->complaints.empty())

@@ -20,12 +20,20 @@ struct ArmData {
   int64_t trials = 0, died = 0, unproven = 0;
 };
 
-std::optional<double> endpoint_of(const Json& results, const std::string& name) {
-  if (!name.empty()) return results.contains(name) ? std::optional(results[name].get<double>()) : std::nullopt;
-  for (const char* prefix : {"faultline/val-faulty/", "val-core/"})
-    for (const auto& [key, value] : results.items())
-      if (key.starts_with(prefix)) return value.get<double>();
-  return std::nullopt;
+// One metric for all arms (lesson 30): accuracy under the fault where any trial has it, clean accuracy otherwise.
+std::string common_endpoint(const ExperimentSpec& spec, CampaignStore& store) {
+  if (!spec.endpoint.empty()) return spec.endpoint;
+  std::string clean;
+  for (const Arm& arm : spec.arms) {
+    for (const Trial& trial : store.trials(arm.name)) {
+      const Json results = trial.outcome.value("results", Json::object());
+      for (const auto& [key, value] : results.items()) {
+        if (key.starts_with("faultline/val-faulty/")) return key;
+        if (key.starts_with("val-core/")) clean = key;
+      }
+    }
+  }
+  return clean;
 }
 
 // SD of first differences: how rough a curve is, whatever its trend.
@@ -45,7 +53,7 @@ ArmData gather(CampaignStore& store, const Arm& arm, const std::string& endpoint
     data.unproven += trial.status == TrialStatus::kError;
     if (trial.status != TrialStatus::kPass) continue;
     const Json &results = trial.outcome["results"], &curves = trial.outcome["curves"];
-    if (const auto value = endpoint_of(results, endpoint)) data.endpoint[trial.key.index] = *value;
+    if (results.contains(endpoint)) data.endpoint[trial.key.index] = results[endpoint].get<double>();
     if (const auto rough = roughness_of(curves["reward"])) data.roughness.push_back(*rough);
     for (const Json& seconds : curves["seconds"]) data.seconds.push_back(seconds.get<double>());
     for (const auto& [key, value] : results.items())
@@ -92,8 +100,9 @@ Json comparison(const ArmData& arm, const ArmData& control) {
 }  // namespace
 
 Json analyse(const ExperimentSpec& spec, CampaignStore& store) {
+  const std::string endpoint = common_endpoint(spec, store);
   std::map<std::string, ArmData> data;
-  for (const Arm& arm : spec.arms) data.emplace(arm.name, gather(store, arm, spec.endpoint));
+  for (const Arm& arm : spec.arms) data.emplace(arm.name, gather(store, arm, endpoint));
   Json rows = Json::array();
   std::vector<double> p_values;
   std::vector<std::size_t> tested;
@@ -120,7 +129,7 @@ Json analyse(const ExperimentSpec& spec, CampaignStore& store) {
     const std::vector<double> adjusted = holm_adjust(p_values);
     for (std::size_t i = 0; i < tested.size(); ++i) rows[tested[i]]["against_control"]["p_holm"] = adjusted[i];
   }
-  Json json = {{"question", spec.question}, {"control", spec.control}, {"endpoint", spec.endpoint}, {"arms", rows}};
+  Json json = {{"question", spec.question}, {"control", spec.control}, {"endpoint", endpoint}, {"arms", rows}};
   const auto comparisons = static_cast<int64_t>(spec.arms.size()) - 1;
   if (!spec.control.empty() && comparisons > 0)
     json["fewest_pairs_for_holm"] = fewest_sign_flip_pairs(kAlpha, comparisons);  // lesson 57

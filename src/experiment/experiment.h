@@ -19,8 +19,9 @@ struct Arm {
 struct ExperimentSpec {
   std::vector<Arm> arms;
   int64_t seeds = 3;
-  std::string control;   // the arm that others are compared with
-  std::string endpoint;  // a metric of the last validation; "": accuracy under the fault, or clean where there is none
+  std::string control;  // the arm that others are compared with
+  std::string
+      endpoint;  // a metric of the last validation, one for all arms; "": accuracy under the fault where any has it
   std::string question;
 };
 

@@ -41,6 +41,7 @@ Censuses take_censuses(const CausalLm& model, Phase phase, int64_t rows) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard guard(phase);
   const at::Tensor tokens = probe_tokens(model, rows);
+  model.ensure_positions(kProbeTokens + 1);  // a table that is made once is no part of a forward
   KvCache cache(model.config(), rows, kProbeTokens + 1, model.options());
   const at::TensorOptions int64 = tokens.options();
   const at::Tensor lengths = at::full({rows}, kProbeTokens, int64), all_rows = at::arange(rows, int64);

@@ -1,4 +1,5 @@
 // A token may end inside a character: bytes wait until the character is whole, or can no longer become one.
+#include "base/error.h"
 #include "model/tokenizer.h"
 #include "model/unicode.h"
 
@@ -49,7 +50,11 @@ std::string take_whole(std::string& pending, bool at_end) {
 }  // namespace
 
 std::string StreamDecoder::push(int64_t id) {
-  pending_ += tokenizer_.decode({&id, 1}, /*skip_special=*/true);
+  try {
+    pending_ += tokenizer_.decode({&id, 1}, /*skip_special=*/true);
+  } catch (const UsageError&) {  // a model may have more rows than its tokenizer tokens, and a broken one chooses them
+    pending_ += kReplacement;
+  }
   return take_whole(pending_, false);
 }
 

@@ -65,7 +65,7 @@ std::string to_text(std::string bytes);
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  std::string push(int64_t id);  // what can be shown now; special tokens give nothing
+  std::string push(int64_t id);  // what can be shown now; special tokens give nothing, no token U+FFFD
   std::string finish();          // what is left; incomplete bytes become U+FFFD
 
  private:

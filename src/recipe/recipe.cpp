@@ -9,8 +9,10 @@
 #include "base/override.h"
 #include "experiment/experiment.h"
 #include "lab/evaluation_schema.h"
+#include "race/config.h"
 #include "task/task.h"
 #include "train/train_schema.h"
+#include "triage/plan.h"
 
 namespace faultline {
 namespace {
@@ -39,6 +41,8 @@ void register_once() {
   register_train_section();
   register_aqn_section();
   register_experiment_section();
+  registry.add("race", race::config_schema(), {.doc = "known bytes through collectives; `faultline race`"});
+  registry.add("triage", triage::recipe_schema(), {.doc = "a matrix of mitigations; `faultline triage run`"});
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {

@@ -124,4 +124,8 @@ void Transaction::commit() {
   open_ = false;
 }
 
+void Database::Close::operator()(sqlite3* connection) const { sqlite3_close_v2(connection); }
+
+void Statement::Finalize::operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+
 }  // namespace faultline

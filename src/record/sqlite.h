@@ -29,7 +29,7 @@ class Database {
  private:
   void switch_to_wal();
   struct Close {
-    void operator()(sqlite3* connection) const { sqlite3_close_v2(connection); }
+    void operator()(sqlite3* connection) const;  // not here: programs see no sqlite3
   };
   std::string path_;
   std::unique_ptr<sqlite3, Close> connection_;
@@ -52,7 +52,7 @@ class Statement {
 
  private:
   struct Finalize {
-    void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+    void operator()(sqlite3_stmt* statement) const;
   };
   void check(int code);
 

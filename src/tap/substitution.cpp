@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "numeric/apply.h"
+#include "tap/operators.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
 

@@ -17,6 +17,13 @@ std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer, const std::string
   return tokenizer.encode(tokenizer.render_chat(conversation, /*add_generation_prompt=*/true));
 }
 
+std::string spoken_text(const Tokenizer& tokenizer, std::span<const int64_t> tokens) {
+  StreamDecoder decoder(tokenizer);
+  std::string text;
+  for (const int64_t token : tokens) text += decoder.push(token);
+  return text + decoder.finish();
+}
+
 std::vector<int64_t> all_end_tokens(const CausalLm& model, const Tokenizer& tokenizer) {
   std::vector<int64_t> all = tokenizer.end_tokens();
   all.insert(all.end(), model.config().end_tokens.begin(), model.config().end_tokens.end());
@@ -48,7 +55,7 @@ std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, 
     const std::span<const int64_t> spoken(completion.tokens.data(),
                                           completion.tokens.size() - (completion.ended ? 1 : 0));
     Answer answer{
-        problems[i].id,  tokenizer.decode(spoken, /*skip_special=*/true), "", 0, std::ssize(completion.tokens),
+        problems[i].id,  spoken_text(tokenizer, spoken), "", 0, std::ssize(completion.tokens),
         completion.ended};
     answer.extracted = extract_answer(answer.text, options.scoring);
     answer.reward = reward(answer.text, problems[i].answer, options.scoring);

@@ -30,6 +30,8 @@ struct Answer {
 
 std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer,
                                    const std::string& message);  // through the chat template
+// Special tokens left out; U+FFFD for what is no token.
+std::string spoken_text(const Tokenizer& tokenizer, std::span<const int64_t> tokens);
 std::vector<int64_t> all_end_tokens(const CausalLm& model, const Tokenizer& tokenizer);
 
 std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, std::span<const Problem> problems,

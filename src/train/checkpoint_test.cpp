@@ -3,12 +3,26 @@
 #include "train/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 
 #include "record/temporary_directory.h"
 #include "train/tiny_model.h"
+
+// A disk that takes only so many bytes: this definition wins over libc's, so the code under test is the real one.
+static int64_t disk_bytes_left = -1;  // -1: no end
+extern "C" ssize_t write(int descriptor, const void* data, size_t bytes) {
+  if (disk_bytes_left >= 0 && ::lseek(descriptor, 0, SEEK_CUR) >= 0) {
+    if (disk_bytes_left == 0) return errno = ENOSPC, -1;
+    bytes = std::min(bytes, static_cast<size_t>(disk_bytes_left));
+    disk_bytes_left -= static_cast<int64_t>(bytes);
+  }
+  return ::syscall(SYS_write, descriptor, data, bytes);
+}
 
 namespace faultline {
 namespace {
@@ -134,14 +148,38 @@ TEST(Lesson33ACheckpointOfAnotherModelIsRefused, NotLoadedInPart) {
   EXPECT_TRUE(optimizer.flat_masters().equal(before));
 }
 
-TEST(Checkpoint, AFullDiskLeavesTheOneBefore) {
+TEST(Checkpoint, AFullDiskLeavesTheOneBeforeWholeAndNothingElse) {
   Kept kept;
-  // A folder that cannot be made stands for a disk that takes no more (record/failing_disk_test has the rest).
-  const fs::path next = kept.folder / "state.json" / "step-000002";
-  EXPECT_NE(
-      refusal_of([&] { write_checkpoint(next, {{0, 2}, 2, 0, Json::object()}, kept.fingerprint, kept.optimizer, {}); }),
-      "accepted");
-  EXPECT_EQ(kept.refusal(), "accepted") << "the checkpoint before is as it was";
+  const auto size = static_cast<int64_t>(fs::file_size(kept.folder / "state.safetensors"));
+  for (const int64_t room : {int64_t{0}, int64_t{100}, size / 2, size, size + 100}) {
+    disk_bytes_left = room;
+    const std::string refusal = refusal_of([&] {
+      write_checkpoint(kept.root.path() / "step-000002", {{0, 2}, 2, 0, Json::object()}, kept.fingerprint,
+                       kept.optimizer, {});
+    });
+    disk_bytes_left = -1;
+    EXPECT_NE(refusal.find("No space left on device"), std::string::npos) << room << ": " << refusal;
+    EXPECT_EQ(std::distance(fs::directory_iterator(kept.root.path()), fs::directory_iterator()), 1);
+    EXPECT_EQ(kept.refusal(), "accepted");
+  }
+}
+
+TEST(Checkpoint, ARunThatFilledTheDiskResumesToTheBit) {
+  const TemporaryDirectory root;
+  const fs::path whole = new_run(root.path() / "whole"), full = new_run(root.path() / "full");
+  run_in(whole);
+  for (int64_t room = 1000; refusal_of([&] {
+                              disk_bytes_left = room;
+                              run_in(full);
+                            }) != "accepted";
+       room += 300'000) {
+    disk_bytes_left = -1;
+    ASSERT_LT(room, 20'000'000);
+  }
+  disk_bytes_left = -1;
+  EXPECT_EQ(events_of(full), events_of(whole));
+  EXPECT_EQ(bytes_of(*newest_checkpoint(full / "checkpoints") / "state.safetensors"),
+            bytes_of(*newest_checkpoint(whole / "checkpoints") / "state.safetensors"));
 }
 
 }  // namespace

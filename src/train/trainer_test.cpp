@@ -15,18 +15,18 @@
 namespace faultline {
 namespace {
 
-struct Run {
+struct Trained {
   std::vector<at::Tensor> weights;
   std::vector<Json> events;
   Json results;
 };
 
-Run train(const TrainSpec& spec, TrainHooks hooks = {}, uint64_t model_seed = 3) {
+Trained train(const TrainSpec& spec, TrainHooks hooks = {}, uint64_t model_seed = 3) {
   const TemporaryDirectory directory;
   CausalLm model = tiny_model(model_seed);
   const TrainData data = tiny_data();
   RunDirectory run = RunDirectory::create(directory.path(), tiny_manifest());
-  Run result;
+  Trained result;
   {
     Trainer trainer(model, data, spec, std::move(hooks));
     result.results = trainer.run(run);
@@ -48,7 +48,7 @@ TrainSpec both(int64_t sft_steps, int64_t grpo_steps) {
   return spec;
 }
 
-bool equal(const Run& a, const Run& b) {
+bool equal(const Trained& a, const Trained& b) {
   for (std::size_t i = 0; i < a.weights.size(); ++i)
     if (!a.weights[i].equal(b.weights[i])) return false;
   return a.events == b.events;
@@ -65,12 +65,12 @@ std::string refusal_of(const Call& call) {
 }
 
 TEST(Trainer, LearnsSupervisedAndFromReward) {
-  const Run run = train(both(40, 0));
+  const Trained run = train(both(40, 0));
   EXPECT_LT(run.events.back()["metrics"]["train/loss"].get<double>(),
             0.5 * run.events.front()["metrics"]["train/loss"].get<double>());
   TrainSpec spec = both(0, 40);
   spec.stages[0].optimizer.learning_rate = 3e-3;
-  const Run reward = train(spec);
+  const Trained reward = train(spec);
   double early = 0, late = 0;
   for (std::size_t i = 0; i < 10; ++i) {
     early += reward.events[i]["metrics"]["critic/score/mean"].get<double>();
@@ -90,7 +90,7 @@ TEST(Trainer, RepeatsItselfToTheBit) {
 TEST(Trainer, DoesNotDependOnTheNumberOfMicroBatchesBeyondRounding) {
   TrainSpec whole = both(0, 1), parts = whole;
   whole.stages[0].micro_batch = 16, parts.stages[0].micro_batch = 2;
-  const Run a = train(whole), b = train(parts);
+  const Trained a = train(whole), b = train(parts);
   const double norm = a.events[0]["metrics"]["actor/grad_norm"].get<double>();
   EXPECT_GT(norm, 0);
   EXPECT_NEAR(b.events[0]["metrics"]["actor/grad_norm"].get<double>(), norm, 1e-4 * norm);
@@ -105,7 +105,7 @@ TEST(Trainer, EveryAggregationKlAndClipLearns) {
     stage.aggregation = aggregation_by_name(aggregation);
     stage.use_kl_loss = true, stage.filter_groups = true, stage.importance_limit = 2, stage.updates = 2;
     stage.norm_adv_by_std = false, stage.micro_batch = 4;
-    const Run run = train(spec);
+    const Trained run = train(spec);
     const Json& metrics = run.events.back()["metrics"];
     ASSERT_TRUE(metrics.contains("actor/kl_loss")) << aggregation;
     EXPECT_GE(metrics["actor/kl_loss"].get<double>(), 0);
@@ -113,7 +113,7 @@ TEST(Trainer, EveryAggregationKlAndClipLearns) {
 }
 
 TEST(Trainer, MeasuresNoMismatchOfThePoliciesWithoutNoise) {
-  const Run run = train(both(0, 2));
+  const Trained run = train(both(0, 2));
   for (const Json& event : run.events) {
     EXPECT_LT(event["metrics"]["faultline/rollout_logp_diff_max"].get<double>(), 1e-4);
     EXPECT_NEAR(event["metrics"]["faultline/effective_sample_share"].get<double>(), 1, 1e-4);
@@ -164,7 +164,7 @@ TEST(Lesson29TheLastStepIsEvaluated, WhateverTheInterval) {
   };
   TrainSpec spec = both(0, 5);
   spec.validate_every = 3;
-  const Run run = train(spec, hooks);
+  const Trained run = train(spec, hooks);
   EXPECT_EQ(validated, (std::vector<std::pair<int64_t, bool>>{
                            {0, false}, {0, true}, {2, false}, {2, true}, {4, false}, {4, true}}));
   EXPECT_EQ(run.results["clean"], 4) << "the reported numbers are the last step's";

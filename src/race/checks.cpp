@@ -1,0 +1,138 @@
+#include "race/checks.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "numeric/apply.h"
+
+namespace faultline::race {
+namespace {
+
+enum Column : int64_t { kExpected = kKeys, kGradient, kPieces };  // columns 0 … kKeys-1: the keys
+enum LastRow : int64_t { kHost, kCopied, kParameters, kShadow };
+
+uint64_t combined(const std::vector<uint64_t>& pieces) {
+  uint64_t word = 0;
+  for (const uint64_t piece : pieces) word = mix64(word, piece);
+  return word;
+}
+
+}  // namespace
+
+Checks::Checks(const Config& config, int rank, int ranks, at::Device device)
+    : config_(config), rank_(rank), ranks_(ranks), columns_(kPieces + 2 * ranks) {
+  const auto words = at::TensorOptions().dtype(at::kLong).device(device);
+  rows_ = at::zeros({1 + config.layers() * (3 * ranks + 2), kPatternCheckWords}, words);
+  digests_ = at::zeros({config.layers() + 1, columns_}, words);
+}
+
+void Checks::begin(int64_t iteration, bool patterns) {
+  iteration_ = iteration;
+  patterns_ = patterns;
+  mismatches_.clear();
+  if (!subjects_.empty()) rows_.narrow(0, 0, static_cast<int64_t>(subjects_.size())).zero_();
+  if (digests_taken_) digests_.zero_();
+  subjects_.clear();
+  digests_taken_ = false;
+}
+
+uint32_t Checks::poison(int64_t layer) const { return poison_word(config_.seed, iteration_, layer); }
+
+void Checks::compare(const at::Tensor& buffer, const Subject& subject) {
+  if (!patterns_) return;
+  FL_ASSERT(static_cast<int64_t>(subjects_.size()) < rows_.size(0));
+  const at::Tensor row = rows_.select(0, static_cast<int64_t>(subjects_.size()));
+  subjects_.push_back(subject);
+  subjects_.back().elements = buffer.numel();
+  check(buffer, subject.pattern_at(subject.place), poison(subject.layer), row);
+}
+
+void Checks::put(int64_t layer, int64_t column, const at::Tensor& digest) {
+  digests_taken_ = true;
+  digests_.select(0, layer).select(0, column).copy_(digest, true);
+}
+
+void Checks::take_key(int64_t layer, Key key, const at::Tensor& buffer) {
+  put(layer, static_cast<int64_t>(key), digest(buffer));
+}
+
+void Checks::take_pieces(int64_t layer, bool sent, const std::vector<at::Tensor>& pieces) {
+  for (size_t i = 0; i < pieces.size(); ++i)
+    put(layer, kPieces + (sent ? 0 : ranks_) + static_cast<int64_t>(i), digest(pieces[i]));
+}
+
+void Checks::take_expected(int64_t layer, const at::Tensor& expected) { put(layer, kExpected, expected); }
+void Checks::take_gradient(int64_t layer, const at::Tensor& gradient) { put(layer, kGradient, digest(gradient)); }
+
+void Checks::compare_h2d(const at::Tensor& host, const at::Tensor& copied) {
+  put(config_.layers(), kHost, digest(host));
+  put(config_.layers(), kCopied, digest(copied));
+}
+
+void Checks::compare_optimizer(const at::Tensor& parameters, const at::Tensor& shadow) {
+  put(config_.layers(), kParameters, digest(parameters));
+  put(config_.layers(), kShadow, digest(shadow));
+}
+
+void Checks::read_patterns(RankRecord& record) {
+  if (subjects_.empty()) return;
+  const at::Tensor table = rows_.narrow(0, 0, static_cast<int64_t>(subjects_.size())).cpu();
+  const auto* rows = reinterpret_cast<const PatternCheck*>(table.const_data_ptr<int64_t>());
+  for (size_t i = 0; i < subjects_.size(); ++i) {
+    const PatternCheck& row = rows[i];
+    const Subject& subject = subjects_[i];
+    if (row.count == 0) continue;
+    if (subject.h2d) {
+      record.h2d_failed = true;
+    } else {
+      LayerRecord& layer = record.layers[static_cast<size_t>(subject.layer)];
+      layer.failed_checks |= uint64_t{1} << static_cast<unsigned>(subject.check);
+      const bool gather = subject.check == Check::kGatherForward || subject.check == Check::kGatherBackward;
+      if (gather && subject.source >= 0 && subject.source < 64) layer.failed_sources |= uint64_t{1} << subject.source;
+    }
+    if (mismatches_.size() >= kMaxDetails) continue;
+    Mismatch& found = mismatches_.emplace_back();
+    found.rank = rank_, found.iteration = iteration_, found.layer = subject.layer, found.source = subject.source;
+    found.operation = subject.operation, found.backward = subject.backward;
+    found.count = row.count, found.first = row.first(), found.last = row.last, found.changed_bits = row.changed_bits;
+    found.histogram.assign(row.histogram, row.histogram + 8 * c10::elementSize(config_.dtype));
+    found.observed = static_cast<uint32_t>(row.observed[0]);
+    found.expected = expected_bits(subject.pattern_at(subject.place), row.index[0]);
+    found.diagnosis = diagnose(row, {subject.place, subject.pattern_at, subject.elements, config_.layers(), ranks_});
+  }
+}
+
+void Checks::read_digests(RankRecord& record) {
+  if (!digests_taken_) return;
+  const at::Tensor table = digests_.cpu();
+  for (int64_t l = 0; l < config_.layers(); ++l) {
+    const auto* words = reinterpret_cast<const uint64_t*>(table.const_data_ptr<int64_t>()) + l * columns_;
+    LayerRecord& layer = record.layers[static_cast<size_t>(l)];
+    std::copy(words, words + kKeys, layer.keys.begin());
+    layer.expected_input = words[kExpected];
+    layer.gradient = words[kGradient];
+    const uint64_t* sent = words + kPieces;
+    const bool same_to_all = config_.mode == Mode::kFsdp;
+    layer.sent.assign(sent, sent + (same_to_all ? 1 : ranks_));
+    layer.received.assign(sent + ranks_, sent + 2 * ranks_);
+    if (layer.received[0] != 0) layer.keys[static_cast<size_t>(Key::kCommOutput)] = combined(layer.received);
+    if (same_to_all && layer.sent[0] != 0) layer.keys[static_cast<size_t>(Key::kCommInput)] = layer.sent[0];
+  }
+  const auto* last = table.const_data_ptr<int64_t>() + config_.layers() * columns_;
+  record.h2d_failed |= last[kHost] != last[kCopied];
+  if (last[kParameters] != last[kShadow])
+    record.layers[0].failed_checks |= uint64_t{1} << static_cast<unsigned>(Check::kOptimizer);
+}
+
+RankRecord Checks::finish() {
+  RankRecord record;
+  record.layers.resize(static_cast<size_t>(config_.layers()));
+  read_digests(record);
+  read_patterns(record);
+  return record;
+}
+
+}  // namespace faultline::race

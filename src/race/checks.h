@@ -1,0 +1,63 @@
+// The checks of one iteration: a table of pattern checks and one of digests, both in the device's memory, filled by
+// kernels in stream order and read once at the end. What failed becomes a RankRecord for the exchange and Mismatches
+// for people.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "race/finding.h"
+
+namespace faultline::race {
+
+class Checks {
+ public:
+  Checks(const Config& config, int rank, int ranks, at::Device device);
+
+  struct Subject {  // what a check is about, kept until the table is read
+    Check check = Check::kShard;
+    bool h2d = false;
+    int64_t layer = -1;
+    int source = -1;
+    const char* operation = "";
+    bool backward = false;
+    PatternPlace place;
+    PatternAt pattern_at;
+    int64_t elements = 0;
+  };
+
+  void begin(int64_t iteration, bool patterns);
+  uint32_t poison(int64_t layer) const;
+  void compare(const at::Tensor& buffer, const Subject& subject);
+
+  // Digests, by column of the layer's row.
+  void take_key(int64_t layer, Key key, const at::Tensor& buffer);
+  void take_pieces(int64_t layer, bool sent, const std::vector<at::Tensor>& pieces);  // and, combined, the key
+  void take_expected(int64_t layer, const at::Tensor& expected);
+  void take_gradient(int64_t layer, const at::Tensor& gradient);
+  void compare_h2d(const at::Tensor& host, const at::Tensor& copied);
+  void compare_optimizer(const at::Tensor& parameters, const at::Tensor& shadow);
+
+  RankRecord finish();  // waits for the device
+  std::vector<Mismatch> take_mismatches() { return std::move(mismatches_); }
+
+ private:
+  at::Tensor next_row();
+  void put(int64_t layer, int64_t column, const at::Tensor& digest);
+  void read_patterns(RankRecord& record);
+  void read_digests(RankRecord& record);
+
+  Config config_;
+  int rank_, ranks_;
+  int64_t columns_;
+  int64_t iteration_ = 0;
+  bool patterns_ = true, digests_taken_ = false;
+  at::Tensor rows_;     // (checks, kPatternCheckWords)
+  at::Tensor digests_;  // (layers + 1, columns); the last row: host, copied, parameters, shadow
+  std::vector<Subject> subjects_;
+  std::vector<Mismatch> mismatches_;
+};
+
+}  // namespace faultline::race

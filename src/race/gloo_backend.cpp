@@ -1,0 +1,23 @@
+#define USE_C10D_GLOO 1
+#include "race/gloo_backend.h"
+
+#include <torch/version.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace faultline::race {
+
+// We compile the class from its header and let libtorch construct it: sizes must agree. Measured for each version that
+// we build against.
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11, "measure sizeof(ProcessGroupGloo) for this torch");
+static_assert(sizeof(c10d::ProcessGroupGloo) == 488, "the declarations in gloo_shim/ do not fit this torch");
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
+                                            int rank, int ranks, std::chrono::milliseconds timeout) {
+  auto own = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+  auto options = c10d::ProcessGroupGloo::Options::create_default(timeout);
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(own, rank, ranks, options);
+}
+
+}  // namespace faultline::race

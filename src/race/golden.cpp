@@ -1,0 +1,86 @@
+#include "race/golden.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "record/document.h"
+
+namespace faultline::race {
+namespace {
+
+constexpr const char* kKind = "race-golden";
+
+// What decides the bits of the computation.
+std::string depends_on(const Node& config, at::Device device) {
+  std::string text = device.is_cpu() ? "cpu" : "cuda";
+  for (const char* key : {"dtype", "compute_type", "gemm_size", "gemm_layers", "model_dim", "num_layers", "num_heads",
+                          "ffn_size", "seq_len", "batch_size", "shared_layer_weights", "deterministic_seed"}) {
+    const Node* value = config.find(key);
+    if (value != nullptr) text += fmt::format(" {}={}", key, describe(*value));
+  }
+  return text;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+}  // namespace
+
+void write_golden(const std::filesystem::path& path, const Node& config, at::Device device, const RunResult& result) {
+  if (result.verdict != Verdict::kPass || result.evidence.empty())
+    throw RuntimeFailure(fmt::format("{}: a golden is kept only from a run that passed", path.string()));
+  Json digests = Json::array();
+  for (const auto& [place, value] : result.evidence[0].reference.values())
+    digests.push_back(
+        {{"key", key_name(place.first)}, {"layer", place.second}, {"digest", fmt::format("{:016x}", value)}});
+  if (digests.empty())
+    throw UsageError(
+        fmt::format("{}: this configuration has no record that is equal in all iterations", path.string()));
+  write_document(path, kKind, {{"depends_on", depends_on(config, device)}, {"digests", digests}});
+}
+
+Reference read_golden(const std::filesystem::path& path, const Node& config, at::Device device) {
+  const Json body = read_document(path, kKind);
+  Reference reference;
+  try {
+    const std::string made_for = body.at("depends_on"), here = depends_on(config, device);
+    if (made_for != here)
+      throw UsageError(
+          fmt::format("{}: this golden is of another computation ({}; wanted {}); make one with --write-golden",
+                      path.string(), made_for, here));
+    for (const Json& row : body.at("digests")) {
+      const std::string key = row.at("key");
+      for (int k = 0; k < kKeys; ++k)
+        if (key == key_name(static_cast<Key>(k)))
+          reference.set(static_cast<Key>(k), row.at("layer"),
+                        std::stoull(row.at("digest").get<std::string>(), nullptr, 16));
+    }
+  } catch (const Json::exception& error) {
+    throw RuntimeFailure(fmt::format("{}: not a golden that this version reads: {}", path.string(), error.what()));
+  } catch (const std::logic_error& error) {
+    throw RuntimeFailure(fmt::format("{}: a digest is not a number: {}", path.string(), error.what()));
+  }
+  return reference;
+}
+
+Overhead digest_overhead(const RunResult& result) {
+  Overhead overhead;
+  std::vector<double> relative;
+  for (const RankEvidence& e : result.evidence) {
+    const size_t pairs = std::min(e.step_seconds.size(), e.step_seconds_plain.size());
+    for (size_t i = 0; i < pairs && e.rank == 0; ++i)
+      relative.push_back(e.step_seconds[i] / e.step_seconds_plain[i] - 1);
+    if (e.rank == 0) overhead.with = median(e.step_seconds), overhead.without = median(e.step_seconds_plain);
+  }
+  if (relative.size() < 2)
+    throw UsageError("the cost of digests needs at least 4 verified iterations; raise verify_iterations");
+  overhead.relative = t_interval(relative);
+  return overhead;
+}
+
+}  // namespace faultline::race

@@ -1,0 +1,183 @@
+#include "race/rank_loop.h"
+
+#include <ATen/Context.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "race/iteration.h"
+
+namespace faultline::race {
+namespace {
+
+constexpr double kSlowSeconds = 0.2;
+constexpr double kSlowFactor = 10;
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The fault that every run begins with: one bit in the last rank's middle layer, on the most watched record.
+Injection canary_fault(const Config& config, int ranks) {
+  Injection fault;
+  const bool seen = config.patterns || config.digest_of(Key::kCommOutput) != DigestTiming::kOff;
+  fault.target = seen ? Place::kCommOutput : Place::kComputeOutput;
+  fault.layer = config.layers() / 2;
+  fault.rank = ranks - 1;
+  fault.iteration = kCanaryIteration;
+  return fault;
+}
+
+}  // namespace
+
+void Heartbeat::set(int64_t at_iteration, int64_t at_layer, const char* at_operation) {
+  iteration = at_iteration;
+  layer = at_layer;
+  operation = at_operation;
+  ++beats;
+}
+
+std::string Heartbeat::text() const {
+  return fmt::format("iteration {}, layer {}, {}", iteration.load(), layer.load(), operation.load());
+}
+
+class RankLoop::Impl {
+ public:
+  Impl(const Config& config, const RankOptions& options, c10::intrusive_ptr<c10d::Backend> data,
+       c10::intrusive_ptr<c10d::Backend> control)
+      : config_(config), options_(options), control_(std::move(control)), step_(config, options, std::move(data)) {
+    reference_ = options.reference;
+    if (config.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  }
+
+  void run(RankEvidence& evidence) {
+    evidence.rank = options_.rank;
+    if (config_.canary) run_canary(evidence);
+    for (int64_t i = -config_.warmup_iterations; i < 0; ++i) {
+      step_.run(i, {.verify = false, .digests = false});
+      if (exchange_stop()) return finish(evidence, true);
+    }
+    for (int64_t i = 0; i < config_.verify_iterations; ++i) {
+      const bool digests = config_.digests() && (!options_.alternate_digests || i % 2 == 0);
+      const bool stop = verify(i, digests, evidence.findings);
+      (digests ? evidence.step_seconds : evidence.step_seconds_plain).push_back(step_.device_seconds());
+      ++evidence.iterations;
+      const bool last = i + 1 == config_.verify_iterations;
+      if (options_.progress && (last || (i + 1) % config_.log_interval == 0))
+        options_.progress(i + 1, config_.verify_iterations);
+      if (interrupted_) return finish(evidence, true);
+      if (stop) {
+        evidence.stopped = true;
+        break;
+      }
+    }
+    finish(evidence, false);
+  }
+
+ private:
+  void finish(RankEvidence& evidence, bool interrupted) {
+    evidence.interrupted = interrupted;
+    evidence.reference = reference_;
+    evidence.collectives = step_.collectives();
+    evidence.collective_bytes = step_.collective_bytes();
+  }
+
+  bool wants_to_stop() const { return options_.interrupted != nullptr && *options_.interrupted; }
+
+  // Every rank's words, in the order of ranks.
+  std::vector<std::vector<int64_t>> exchange(const std::vector<int64_t>& mine) {
+    at::Tensor input = at::empty({static_cast<int64_t>(mine.size())}, at::kLong);
+    std::copy(mine.begin(), mine.end(), input.mutable_data_ptr<int64_t>());
+    at::Tensor output = at::empty({options_.ranks * input.numel()}, at::kLong);
+    control_->_allgather_base(output, input)->wait();
+    std::vector<std::vector<int64_t>> all;
+    const auto* words = output.const_data_ptr<int64_t>();
+    for (int64_t rank = 0; rank < options_.ranks; ++rank)
+      all.emplace_back(words + rank * input.numel(), words + (rank + 1) * input.numel());
+    return all;
+  }
+
+  bool exchange_stop() {
+    const auto all = exchange({wants_to_stop()});
+    return std::any_of(all.begin(), all.end(), [](const auto& words) { return words[0] != 0; });
+  }
+
+  // One verified iteration; true where all ranks are to stop.
+  bool verify(int64_t iteration, bool digests, Findings& findings) {
+    RankRecord mine = step_.run(iteration, {.verify = true, .digests = digests});
+    mine.stop = wants_to_stop();
+    if (options_.heartbeat) options_.heartbeat->set(iteration, -1, "exchange");
+    std::vector<RankRecord> ranks;
+    for (const auto& words : exchange(pack(mine, options_.ranks)))
+      ranks.push_back(unpack(words.data(), config_.layers(), options_.ranks));
+    const std::vector<Deviation> deviations = judge(config_, ranks, reference_);
+    const std::vector<Event> events = attribute(config_, ranks, deviations);
+    for (const Deviation& deviation : deviations)
+      if (deviation.rank == options_.rank) findings.deviations.add({iteration, deviation});
+    for (const Event& event : events)
+      if (event.rank == options_.rank) findings.events.add({iteration, event});
+    for (Mismatch& mismatch : step_.take_mismatches()) findings.mismatches.add(std::move(mismatch));
+    note_slow(iteration, findings);
+    interrupted_ = std::any_of(ranks.begin(), ranks.end(), [](const RankRecord& r) { return r.stop; });
+    // Every rank judged the same table, so every rank decides alike.
+    const bool found = !events.empty() || !deviations.empty() || any_check_failed(ranks);
+    return found && config_.stop_on_first_corruption;
+  }
+
+  static bool any_check_failed(const std::vector<RankRecord>& ranks) {
+    return std::any_of(ranks.begin(), ranks.end(), [](const RankRecord& rank) {
+      return rank.h2d_failed || std::any_of(rank.layers.begin(), rank.layers.end(),
+                                            [](const LayerRecord& layer) { return layer.failed_checks != 0; });
+    });
+  }
+
+  void note_slow(int64_t iteration, Findings& findings) {
+    const std::vector<double>& local = step_.local_seconds();
+    const double usual = median(local);
+    for (size_t i = 0; i < local.size(); ++i) {
+      if (local[i] > kSlowSeconds && local[i] > kSlowFactor * usual)
+        findings.slow.add({options_.rank, iteration, step_.local_layer(i), local[i], usual});
+    }
+  }
+
+  void run_canary(RankEvidence& evidence) {
+    const Injection fault = canary_fault(config_, options_.ranks);
+    Injector injector({fault}, std::make_shared<std::atomic<bool>>(false), false);
+    step_.add_hook(&injector);
+    Findings findings;
+    const Reference before = reference_;
+    (void)verify(kCanaryIteration, config_.digests(), findings);
+    reference_ = before;
+    step_.remove_hook(&injector);
+    Canary& canary = evidence.canary;
+    canary.ran = true;
+    const bool mine = *fault.rank == options_.rank;
+    const Cause wanted = fault.target == Place::kCommOutput ? Cause::kCollective : Cause::kCompute;
+    canary.detected = findings.corrupted() == mine;
+    canary.attributed =
+        mine
+            ? std::any_of(findings.events.items().begin(), findings.events.items().end(),
+                          [&](const TimedEvent& e) { return e.event.cause == wanted && e.event.layer == *fault.layer; })
+            : findings.events.count() == 0;
+  }
+
+  Config config_;
+  RankOptions options_;
+  c10::intrusive_ptr<c10d::Backend> control_;
+  Iteration step_;
+  Reference reference_;
+  bool interrupted_ = false;
+};
+
+RankLoop::RankLoop(const Config& config, const RankOptions& options, c10::intrusive_ptr<c10d::Backend> data,
+                   c10::intrusive_ptr<c10d::Backend> control)
+    : impl_(std::make_unique<Impl>(config, options, std::move(data), std::move(control))) {}
+RankLoop::~RankLoop() = default;
+void RankLoop::run(RankEvidence& evidence) { impl_->run(evidence); }
+
+}  // namespace faultline::race

@@ -1,0 +1,179 @@
+#include "race/run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/stats.h"
+
+namespace faultline::race {
+namespace {
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Json step_times(const std::vector<double>& seconds) {
+  if (seconds.empty()) return nullptr;
+  std::vector<double> sorted = seconds;
+  std::sort(sorted.begin(), sorted.end());
+  return {{"count", sorted.size()},
+          {"median", median_of(sorted)},
+          {"mean", mean_of(sorted)},
+          {"min", sorted.front()},
+          {"max", sorted.back()}};
+}
+
+Json json_of(const RankEvidence& e) {
+  Json json = to_json(e.findings);
+  json["rank"] = e.rank;
+  json["iterations"] = e.iterations;
+  json["stopped"] = e.stopped;
+  json["canary"] = {{"ran", e.canary.ran}, {"detected", e.canary.detected}, {"attributed", e.canary.attributed}};
+  json["step_seconds"] = step_times(e.step_seconds);
+  if (!e.step_seconds_plain.empty()) json["step_seconds_without_digests"] = step_times(e.step_seconds_plain);
+  json["collectives"] = e.collectives;
+  json["collective_bytes"] = e.collective_bytes;
+  return json;
+}
+
+bool corrupted(const RunResult& result) {
+  return std::any_of(result.evidence.begin(), result.evidence.end(),
+                     [](const RankEvidence& e) { return e.findings.corrupted(); });
+}
+
+// The first event in time, which the sentence of a failed run tells.
+const TimedEvent* first_event(const RunResult& result) {
+  const TimedEvent* first = nullptr;
+  for (const RankEvidence& e : result.evidence)
+    for (const TimedEvent& event : e.findings.events.items())
+      if (first == nullptr || event.iteration < first->iteration) first = &event;
+  return first;
+}
+
+std::string corruption_sentence(const RunResult& result) {
+  uint64_t events = 0;
+  std::set<int> ranks;
+  for (const RankEvidence& e : result.evidence) {
+    events += e.findings.events.count();
+    if (e.findings.corrupted()) ranks.insert(e.rank);
+  }
+  const TimedEvent* first = first_event(result);
+  std::string text = fmt::format("{} corruption{} on rank {}", events, events == 1 ? "" : "s", fmt::join(ranks, ","));
+  if (first != nullptr)
+    text += fmt::format("; first: {} in {} of layer {} on rank {} in iteration {}", cause_name(first->event.cause),
+                        first->event.operation, first->event.layer, first->event.rank, first->iteration);
+  return text;
+}
+
+}  // namespace
+
+const char* verdict_name(Verdict verdict) {
+  constexpr std::array kNames = {"pass", "fail", "error"};
+  return kNames[static_cast<size_t>(verdict)];
+}
+const char* outcome_name(Outcome outcome) {
+  constexpr std::array kNames = {
+      "completed", "did_not_run", "crashed_after_iterations", "hang", "stopped_at_first_corruption", "interrupted"};
+  return kNames[static_cast<size_t>(outcome)];
+}
+
+bool RunResult::canary_missed() const {
+  return std::any_of(evidence.begin(), evidence.end(),
+                     [](const RankEvidence& e) { return e.canary.ran && !(e.canary.detected && e.canary.attributed); });
+}
+
+int64_t RunResult::iterations() const {
+  if (evidence.size() < static_cast<size_t>(ranks)) return 0;
+  int64_t least = evidence.empty() ? 0 : evidence[0].iterations;
+  for (const RankEvidence& e : evidence) least = std::min(least, e.iterations);
+  return least;
+}
+
+void conclude(RunResult& result) {
+  int64_t most = 0;
+  for (const RankEvidence& e : result.evidence) most = std::max(most, e.iterations);
+  std::set<int> blamed;
+  bool hang = false;
+  for (const RankFailure& failure : result.failures) {
+    blamed.insert(failure.blamed.begin(), failure.blamed.end());
+    hang |= failure.hang;
+  }
+  result.blamed.assign(blamed.begin(), blamed.end());
+  const bool found = corrupted(result);
+  if (!result.failures.empty()) {
+    result.outcome = hang ? Outcome::kHang : most > 0 ? Outcome::kCrashed : Outcome::kDidNotRun;
+    result.verdict = found ? Verdict::kFail : Verdict::kError;
+    result.sentence = fmt::format("rank {}: {}", fmt::join(result.blamed, ","), result.failures.front().sentence);
+    if (found) result.sentence += "; before that " + corruption_sentence(result);
+    return;
+  }
+  if (result.canary_missed()) {
+    result.outcome = Outcome::kDidNotRun;
+    result.verdict = Verdict::kError;
+    result.sentence = "the planted canary was not found: this run could not have seen a corruption";
+    return;
+  }
+  const bool stopped =
+      std::any_of(result.evidence.begin(), result.evidence.end(), [](const RankEvidence& e) { return e.stopped; });
+  const bool interrupted =
+      std::any_of(result.evidence.begin(), result.evidence.end(), [](const RankEvidence& e) { return e.interrupted; });
+  result.outcome = interrupted ? Outcome::kInterrupted : stopped ? Outcome::kStopped : Outcome::kCompleted;
+  result.verdict = found ? Verdict::kFail : interrupted && most == 0 ? Verdict::kError : Verdict::kPass;
+  result.sentence = found
+                        ? corruption_sentence(result)
+                        : fmt::format("no corruption in {} iterations on {} ranks", result.iterations(), result.ranks);
+}
+
+Json to_json(const RunResult& result, const Config& config) {
+  Json evidence = Json::array(), failures = Json::array();
+  for (const RankEvidence& e : result.evidence) evidence.push_back(json_of(e));
+  for (const RankFailure& f : result.failures)
+    failures.push_back({{"rank", f.rank}, {"blamed", f.blamed}, {"hang", f.hang}, {"sentence", f.sentence}});
+  return {{"verdict", verdict_name(result.verdict)},
+          {"outcome", outcome_name(result.outcome)},
+          {"sentence", result.sentence},
+          {"blamed", result.blamed},
+          {"ranks", result.ranks},
+          {"iterations", result.iterations()},
+          {"layers", config.layers()},
+          {"seconds", result.seconds},
+          {"evidence", evidence},
+          {"failures", failures}};
+}
+
+std::vector<std::string> log_lines(const RunResult& result) {
+  std::vector<std::string> lines;
+  for (const RankEvidence& e : result.evidence)
+    for (std::string& line : log_lines(e.findings)) lines.push_back(std::move(line));
+  for (const RankFailure& f : result.failures)
+    lines.push_back(fmt::format("{}: rank={} blamed={} {}", f.hang ? "HANG" : "RANK FAILURE", f.rank,
+                                fmt::join(f.blamed, ","), f.sentence));
+  if (result.verdict == Verdict::kPass)
+    lines.push_back(fmt::format("PASSED: No corruption in {} iterations", result.iterations()));
+  lines.push_back(
+      fmt::format("VERDICT: {} ({}): {}", verdict_name(result.verdict), outcome_name(result.outcome), result.sentence));
+  return lines;
+}
+
+std::string describe(const Config& config, int ranks) {
+  constexpr std::array kModes = {"default", "fsdp", "ddp"};
+  std::vector<std::string> records;
+  for (int key = 0; key < kKeys; ++key) {
+    const bool computes = key >= static_cast<int>(Key::kComputeInput);
+    if (config.digest[static_cast<size_t>(key)] == DigestTiming::kOff || (computes && !config.simulate_compute))
+      continue;
+    records.emplace_back(key_name(static_cast<Key>(key)));
+  }
+  return fmt::format("{} ranks, mode {}, {} layers, {}, {} iterations; patterns {}; digests of {}", ranks,
+                     kModes[static_cast<size_t>(config.mode)], config.layers(), dtype_name(config.dtype),
+                     config.verify_iterations, config.patterns ? "checked" : "not checked",
+                     records.empty() ? "nothing" : fmt::format("{}", fmt::join(records, ", ")));
+}
+
+}  // namespace faultline::race

@@ -1,0 +1,69 @@
+// A whole run: all ranks, however they are carried, and one verdict over the merged evidence of all of them. Ranks are
+// threads of this process, or processes that meet over Gloo (run_joined, one call a process). Whatever happens to a
+// rank, the run ends within the timeout and some seconds, with a verdict that names it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "race/rank_loop.h"
+
+namespace faultline::race {
+
+inline constexpr double kGraceSeconds = 3;  // beyond the timeout, for ranks to write their evidence
+
+enum class Verdict { kPass, kFail, kError };
+enum class Outcome { kCompleted, kDidNotRun, kCrashed, kHang, kStopped, kInterrupted };
+const char* verdict_name(Verdict verdict);
+const char* outcome_name(Outcome outcome);
+
+struct RankFailure {
+  int rank = 0;             // who says it
+  std::vector<int> blamed;  // who is to blame
+  bool hang = false;
+  std::string sentence;
+};
+
+struct RunOptions {
+  int ranks = 4;
+  at::Device device = at::kCPU;
+  std::vector<Hook*> hooks;
+  const std::atomic<bool>* interrupted = nullptr;
+  std::function<void(int64_t done, int64_t total)> progress;
+  bool alternate_digests = false;
+  Reference reference;
+  int threads_per_rank = 0;  // 0: the machine's cores, divided
+};
+
+struct RunResult {
+  Verdict verdict = Verdict::kError;
+  Outcome outcome = Outcome::kDidNotRun;
+  std::string sentence;     // why, for people
+  std::vector<int> blamed;  // ranks
+  int ranks = 0;
+  std::vector<RankEvidence> evidence;  // by rank; of those that left any
+  std::vector<RankFailure> failures;
+  bool silent = false;     // another rank reports for all
+  bool abandoned = false;  // a rank's thread never came back: end the process without waiting for it
+  double seconds = 0;
+
+  bool canary_missed() const;
+  int64_t iterations() const;  // verified on every rank
+};
+
+RunResult run_threads(const Config& config, const RunOptions& options);
+
+// Verdict, outcome and sentence from evidence and failures.
+void conclude(RunResult& result);
+Json to_json(const RunResult& result, const Config& config);
+std::vector<std::string> log_lines(const RunResult& result);  // ends with "PASSED: …" or not, and "VERDICT: …"
+
+// Which records are active, for the line at the start.
+std::string describe(const Config& config, int ranks);
+
+}  // namespace faultline::race

@@ -1,0 +1,224 @@
+// The launcher of ranks on one machine: serves the store, starts a process a rank, waits for all of them with a limit,
+// merges what they left. A rank that was killed or stopped is known here by its exit status, or by its not having one.
+#include "race/run_processes.h"
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "race/heartbeat_store.h"
+#include "record/atomic_file.h"
+
+extern "C" char** environ;
+
+namespace faultline::race {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct RankProcess {
+  pid_t id = -1;
+  bool ended = false;
+  bool killed = false;  // by us
+  int status = 0;
+};
+
+std::filesystem::path make_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "faultline-race-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw RuntimeFailure(fmt::format("cannot create {}: {}", name, std::strerror(errno)));
+  return name;
+}
+
+std::vector<std::string> environment_of(int rank, int ranks, uint16_t port) {
+  std::vector<std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
+  for (const auto& [key, value] :
+       std::initializer_list<std::pair<const char*, std::string>>{{"RANK", std::to_string(rank)},
+                                                                  {"LOCAL_RANK", std::to_string(rank)},
+                                                                  {"WORLD_SIZE", std::to_string(ranks)},
+                                                                  {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
+                                                                  {"MASTER_ADDR", "127.0.0.1"},
+                                                                  {"MASTER_PORT", std::to_string(port)},
+                                                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                                  {"TORCHELASTIC_RESTART_COUNT", "0"}}) {
+    std::erase_if(variables, [&](const std::string& v) { return v.starts_with(std::string(key) + "="); });
+    variables.push_back(fmt::format("{}={}", key, value));
+  }
+  return variables;
+}
+
+pid_t start_rank(const std::filesystem::path& folder, const std::vector<std::string>& variables) {
+  std::vector<char*> env;
+  for (const std::string& variable : variables) env.push_back(const_cast<char*>(variable.c_str()));
+  env.push_back(nullptr);
+  const std::string join = folder.string();
+  const char* const arguments[] = {"faultline", "race", "--join", join.c_str(), "--quiet", nullptr};
+  const pid_t parent = ::getpid(), id = ::fork();
+  if (id < 0) throw RuntimeFailure(fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (id != 0) return id;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its launcher
+  if (::getppid() != parent) ::_exit(127);
+  ::execve("/proc/self/exe", const_cast<char* const*>(arguments), env.data());
+  ::_exit(127);
+}
+
+std::string how_it_ended(const RankProcess& process) {
+  if (process.killed) return "did not answer and was ended";
+  if (WIFSIGNALED(process.status))
+    return fmt::format("was ended by signal {} ({})", WTERMSIG(process.status), ::strsignal(WTERMSIG(process.status)));
+  return fmt::format("exited with status {}", WEXITSTATUS(process.status));
+}
+
+class Launcher {
+ public:
+  Launcher(const Config& config, const RunOptions& options, std::filesystem::path folder)
+      : config_(config), options_(options), folder_(std::move(folder)) {
+    c10d::TCPStoreOptions server;
+    server.port = 0;
+    server.isServer = true;
+    server.waitWorkers = false;
+    auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", server);
+    port_ = store->getPort();
+    store_ = c10::make_intrusive<c10d::PrefixStore>("faultline/0", store);
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+  ~Launcher() {
+    for (RankProcess& process : processes_) end(process);
+  }
+
+  void run() {
+    for (int rank = 0; rank < options_.ranks; ++rank)
+      processes_.push_back({start_rank(folder_, environment_of(rank, options_.ranks, port_))});
+    while (!collect()) {
+      if (options_.interrupted != nullptr && *options_.interrupted && !told_) told_ = tell_interrupt();
+      if (Clock::now() > deadline()) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    for (RankProcess& process : processes_) end(process);
+  }
+
+  void merge(RunResult& result) const {
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      const std::filesystem::path path = folder_ / fmt::format("rank-{}.json", rank);
+      const RankProcess& process = processes_[static_cast<size_t>(rank)];
+      if (std::filesystem::exists(path)) {
+        add_rank_file(result, path, rank);
+      } else {
+        result.failures.insert(
+            result.failures.begin(),
+            {rank, {rank}, process.killed, fmt::format("rank {} {}{}", rank, how_it_ended(process), last_seen(rank))});
+      }
+    }
+  }
+
+ private:
+  bool tell_interrupt() {
+    for (const RankProcess& process : processes_)
+      if (!process.ended) ::kill(process.id, SIGINT);
+    return true;
+  }
+
+  std::string last_seen(int rank) const {
+    const PublishedBeat beat = read_beats(*store_, options_.ranks)[static_cast<size_t>(rank)];
+    return beat.present ? fmt::format("; last seen in {}", beat.place) : "; it never reported";
+  }
+
+  // True when all have ended. Progress of any rank, and the first failure, move the deadline.
+  bool collect() {
+    bool all = true;
+    for (RankProcess& process : processes_) {
+      if (!process.ended && ::waitpid(process.id, &process.status, WNOHANG) == process.id) {
+        process.ended = true;
+        if (process.status != 0 && !failed_) failed_ = Clock::now();
+        if (!first_end_) first_end_ = Clock::now();
+      }
+      all &= process.ended;
+    }
+    if (Clock::now() - looked_ > std::chrono::milliseconds(250)) {
+      looked_ = Clock::now();
+      uint64_t sum = 0;
+      for (const PublishedBeat& beat : read_beats(*store_, options_.ranks)) sum += beat.beats;
+      if (sum != beats_) beats_ = sum, moved_ = Clock::now();
+    }
+    return all;
+  }
+
+  Clock::time_point deadline() const {
+    const auto timeout =
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(config_.timeout_seconds));
+    const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kGraceSeconds + 1));
+    const Clock::time_point silent = moved_ + timeout + grace;
+    // One rank that ended tells the others through the transport; they need a moment, not the whole timeout.
+    return failed_ && timeout > grace ? std::min(silent, *failed_ + grace) : silent;
+  }
+
+  static void end(RankProcess& process) {
+    if (process.ended) return;
+    ::kill(process.id, SIGKILL);
+    ::waitpid(process.id, &process.status, 0);
+    process.ended = process.killed = true;
+  }
+
+  Config config_;
+  RunOptions options_;
+  std::filesystem::path folder_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  uint16_t port_ = 0;
+  std::vector<RankProcess> processes_;
+  std::optional<Clock::time_point> failed_, first_end_;
+  Clock::time_point looked_, moved_ = Clock::now();
+  uint64_t beats_ = 0;
+  bool told_ = false;
+};
+
+}  // namespace
+
+RunResult run_processes(const Node& node, const Config& config, const RunOptions& options) {
+  check_ranks(config, options.ranks);
+  const auto start = Clock::now();
+  const std::filesystem::path folder = make_folder();
+  RunResult result;
+  result.ranks = options.ranks;
+  const Json request = {{"config", Json::parse(faultline::to_json(node).dump())},
+                        {"seed", std::to_string(config.seed)},
+                        {"alternate_digests", options.alternate_digests}};
+  write_file_atomically(folder / "request.json", to_json_text(request));
+  try {
+    Launcher launcher(config, options, folder);
+    launcher.run();
+    launcher.merge(result);
+  } catch (...) {
+    std::filesystem::remove_all(folder);
+    throw;
+  }
+  std::filesystem::remove_all(folder);
+  result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  conclude(result);
+  return result;
+}
+
+RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options) {
+  if (const auto membership = membership_from_environment()) return run_joined(*membership, node, config, options, "");
+  if (transport == "threads") return run_threads(config, options);
+  if (transport == "gloo") {
+    if (!options.device.is_cpu())
+      throw UsageError("--transport gloo carries CPU tensors; use --device cpu, or threads on a GPU");
+    return run_processes(node, config, options);
+  }
+  throw UsageError(fmt::format("--transport: wanted threads or gloo, got '{}'", transport));
+}
+
+}  // namespace faultline::race
