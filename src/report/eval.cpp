@@ -16,6 +16,7 @@ namespace {
 
 constexpr double kAlpha = 0.05;
 constexpr std::size_t kMostSentences = 8;
+constexpr std::size_t kMostProofs = 12;  // with map and ledger: the page stays small
 
 std::string text_words(const EvalRow& row, const EvalRow& clean) {
   if (!row.perplexity || !clean.perplexity) return "";
@@ -184,6 +185,7 @@ Html measured(const std::vector<EvalRow>& rows) {
 
 Html proofs(const std::vector<EvalRow>& rows) {
   Html out;
+  std::size_t shown = 0;
   for (const EvalRow& row : rows) {
     if (row.clean) continue;
     out += element("h3", text(row.label, 300));
@@ -194,7 +196,8 @@ Html proofs(const std::vector<EvalRow>& rows) {
       out += paragraph(text("Proven: every rule fired, the calls are as many as the forwards make, and the realised "
                             "strength is the one asked for."),
                        "good");
-    out += evidence_tables(row.evidence);
+    out += ++shown <= kMostProofs ? evidence_tables(row.evidence)
+                                  : paragraph(text("Its ledger is in summary.json of the record."), "note");
   }
   return out;
 }

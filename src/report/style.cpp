@@ -44,7 +44,6 @@ p.good, div.good { color: var(--good); } p.bad, div.bad { color: var(--bad); }
 table { border-collapse: collapse; font-size: .88rem; min-width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; color: var(--soft); white-space: nowrap; }
-thead:not(:has(th:not(:empty))) { display: none; }
 td { overflow-wrap: anywhere; max-width: 30rem; } td:not(.n) { min-width: 5.5rem; } td:not(.n):first-child { min-width: 10.5rem; }
 th:first-child, td:first-child { padding-left: 0; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
