@@ -69,8 +69,10 @@ Drawing draw_at(const IntervalChart& chart, double width) {
   std::string out;
   for (const double tick : x.ticks(at.narrow ? 4 : 5)) {
     out += svg_line(x(tick), 0, x(tick), bottom, "grid");
-    const bool first = x(tick)<at.left + 12, last = x(tick)> at.right - 12;
-    const char* anchor = !at.narrow ? "middle" : first ? "start" : last ? "end" : "middle";
+    const double where = x(tick);
+    const char* anchor = at.narrow && where < at.left + 12    ? "start"
+                         : at.narrow && where > at.right - 12 ? "end"
+                                                              : "middle";
     out += svg_text(x(tick), bottom + 16, tick_text(tick, chart.unit), anchor, "tick");
   }
   double top = 0;

@@ -25,18 +25,13 @@ Html verdicts(const std::vector<LoadedRecord>& records, const std::vector<Story>
   return table({"run", "kind", "verdict"}, rows);
 }
 
-std::string joined(const Json& words) {
-  std::string line;
-  for (const Json& word : words) line += (line.empty() ? "" : " ") + shown(word);
-  return line;
-}
-
 Html differences(const std::vector<LoadedRecord>& records) {
   std::map<std::string, std::vector<std::string>> values;  // key -> by record
   for (std::size_t i = 0; i < records.size(); ++i) {
     if (!records[i].manifest) continue;
     Json recipe = records[i].manifest->recipe;
-    if (at(recipe, "command").is_array()) recipe["command"] = joined(recipe["command"]);  // one row, not one a word
+    if (at(recipe, "command").is_array())
+      recipe["command"] = joined(recipe["command"], " ");  // one row, not one a word
     for (const auto& [key, value] : leaves(recipe)) {
       auto& row = values[key];
       row.resize(records.size(), "–");

@@ -1,7 +1,6 @@
 // The stories of a diagnosis (one JSON file: verdict, candidates with their evidence, what was not tested) and of a
 // campaign of diagnoses (trials with a planted fault and what each method said about it).
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -14,12 +13,6 @@
 
 namespace faultline::report {
 namespace {
-
-std::string joined(const Json& list) {
-  std::vector<std::string> words;
-  for (const Json& one : items(list)) words.push_back(shown(one));
-  return fmt::format("{}", fmt::join(words, "; "));
-}
 
 Html candidates_of(const Json& diagnosis) {
   std::vector<std::vector<Cell>> rows, proofs;
@@ -124,9 +117,9 @@ Story tell_diagnosis(const LoadedRecord& record) {
       fmt::format("Method {}: {} relations on {} elements, {} forwards, {} s.", string(diagnosis, "method"),
                   number_text(number(diagnosis, "relations")), number_text(number(diagnosis, "elements")),
                   number_text(number(diagnosis, "forward_equivalents")), number_text(number(diagnosis, "seconds"))));
-  if (const std::string not_tested = joined(at(diagnosis, "not_tested")); !not_tested.empty())
+  if (const std::string not_tested = joined(at(diagnosis, "not_tested"), "; "); !not_tested.empty())
     story.words.push_back("Not tested: " + not_tested);
-  if (const std::string not_excluded = joined(at(diagnosis, "not_excluded")); !not_excluded.empty())
+  if (const std::string not_excluded = joined(at(diagnosis, "not_excluded"), "; "); !not_excluded.empty())
     story.words.push_back("Not excluded: " + not_excluded);
   story.sections.push_back({"What is accused", candidates_of(diagnosis)});
   return story;

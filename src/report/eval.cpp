@@ -33,10 +33,10 @@ std::string sentence_of(const EvalRow& row, const EvalRow& clean) {
   if (!row.accuracy || !clean.accuracy)
     return fmt::format("{}: {}.", row.label, in_text.empty() ? "not measured" : in_text);
   const bool shown = row.p_holm && *row.p_holm < kAlpha;
-  return fmt::format("{}{}: {} → {} ({:+.1f} points, {} after Holm){}{}.", row.label,
-                     !shown            ? ": no change of accuracy could be shown"
-                     : row.lost_more() ? " costs accuracy"
-                                       : " raises accuracy",
+  return fmt::format("{}{} {} → {} ({:+.1f} points, {} after Holm){}{}.", row.label,
+                     !shown            ? ": no change of accuracy could be shown,"
+                     : row.lost_more() ? " costs accuracy:"
+                                       : " raises accuracy:",
                      percent_text(*clean.accuracy), percent_text(*row.accuracy),
                      100 * (*row.accuracy - *clean.accuracy), p_words(row.p_holm.value_or(1)),
                      in_text.empty() ? "" : "; ", in_text);

@@ -66,6 +66,15 @@ std::string string(const Json& object, std::string_view key) {
   return value.is_null() ? "" : shown(value);
 }
 
+std::string joined(const Json& list, std::string_view separator) {
+  std::string line;
+  for (const Json& item : items(list)) {
+    if (!line.empty()) line += separator;
+    line += shown(item);
+  }
+  return line;
+}
+
 std::optional<std::pair<double, double>> interval(const Json& object, std::string_view key) {
   const Json& pair = at(object, key);
   const std::optional<double> low = number(at(pair, std::size_t{0})), high = number(at(pair, std::size_t{1}));
