@@ -69,6 +69,11 @@ def test_a_torn_record_is_shown_with_what_is_missing(record, tmp_path):
     assert "no summary.json" in text and "torn" in text
 
 
+def test_help_has_a_purpose_and_two_examples():
+    text = ok("report", "-h")
+    assert text.count("\n  faultline report") >= 2 and "-o" in text and "self-contained" in text
+
+
 def test_what_is_no_record_is_refused(tmp_path):
     refused(64, "report", tmp_path, says="no record")
     refused(64, "report", tmp_path / "nowhere", says="there is no such folder")

@@ -52,6 +52,8 @@ Story tell_anything(const LoadedRecord& record) {
   if (const std::string sentence = string(record.results(), "sentence"); !sentence.empty()) story.headline = sentence;
   const Json& document = record.document.is_null() ? record.results() : record.document;
   if (!document.is_null()) story.sections.push_back({"Results", tree(document)});
+  if (record.kind == "campaign")
+    story.words.emplace_back("No analysis lies beside the trials: if this is an experiment, it has not ended.");
   if (record.kind == "campaign") story.sections.push_back({"Trials", trials_by_cell(record)});
   if (Html curves = curves_of({&record}); !curves.empty()) story.sections.push_back({"Curves", std::move(curves)});
   if (!record.ledger.is_null()) story.sections.push_back({"Ledger", evidence_tables(record.ledger)});

@@ -2,6 +2,7 @@
 // the plot.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "report/chart_parts.h"
@@ -16,7 +17,7 @@ struct Layout {
 
 Layout layout_for(double width) {
   if (width < 500) return {width, 8, width - 8, 44, 30, true};
-  return {width, 250, width - 215, 30, 15, false};
+  return {width, 300, width - 215, 30, 15, false};
 }
 
 Extent axis_of(const IntervalChart& chart) {
@@ -44,11 +45,12 @@ std::string draw_row(const IntervalChart& chart, const IntervalRow& row, const L
   std::string out = "<g>" + svg_title(row.label + ": " + row.note);
   out += fmt::format("<rect x=\"0\" y=\"{:.1f}\" width=\"{:.0f}\" height=\"{:.0f}\" class=\"hit\"/>", top, at.width,
                      at.row_height);
-  const double label_room = at.narrow ? at.width * 0.5 : at.left - 18;
+  const double note_room = std::min(at.width * 0.5, 10 + 6.6 * static_cast<double>(row.note.size()));
+  const double label_room = at.narrow ? at.width - note_room - 24 : at.left - 22;
   out += svg_text(at.narrow ? at.left : 0, words, shortened(row.label, label_room), "start", "label");
   out += svg_text(at.narrow ? at.right : at.right + 14, words,
-                  shortened(row.note, at.narrow ? at.width * 0.5 - 10 : at.width - at.right - 14),
-                  at.narrow ? "end" : "start", row.value ? "value" : "value doubt");
+                  shortened(row.note, at.narrow ? note_room : at.width - at.right - 14), at.narrow ? "end" : "start",
+                  row.value ? "value" : "value doubt");
   if (row.range)
     out += fmt::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" class=\"range {}\"/>",
                        x(row.range->first), x(row.range->second), y, y, tone);
@@ -67,12 +69,17 @@ Drawing draw_at(const IntervalChart& chart, double width) {
   std::string out;
   for (const double tick : x.ticks(at.narrow ? 4 : 5)) {
     out += svg_line(x(tick), 0, x(tick), bottom, "grid");
-    const char* anchor = x(tick) < at.left + 12 && at.narrow ? "start" : x(tick) > at.right - 12 ? "end" : "middle";
+    const double where = x(tick);
+    const char* anchor = at.narrow && where < at.left + 12    ? "start"
+                         : at.narrow && where > at.right - 12 ? "end"
+                                                              : "middle";
     out += svg_text(x(tick), bottom + 16, tick_text(tick, chart.unit), anchor, "tick");
   }
-  if (chart.reference) out += svg_line(x(*chart.reference), 0, x(*chart.reference), bottom, "reference");
   double top = 0;
   for (const IntervalRow& row : chart.rows) {
+    const double above = at.narrow ? at.mark - 10 : 0;  // not through the words
+    if (chart.reference)
+      out += svg_line(x(*chart.reference), top + above, x(*chart.reference), top + at.row_height, "reference");
     out += draw_row(chart, row, at, x, top);
     top += at.row_height;
   }

@@ -31,9 +31,15 @@ double Scale::operator()(double value) const {
 
 std::vector<double> Scale::ticks(int about) const {
   std::vector<double> found;
-  if (log_ && high_ - low_ >= 1) {
-    const double every = std::max(1.0, std::ceil((high_ - low_) / about));
-    for (double e = std::ceil(low_ - 1e-9); e <= high_ + 1e-9; e += every) found.push_back(std::pow(10, e));
+  if (log_ && high_ - low_ >= 0.5) {
+    const double decades = high_ - low_, every = std::max(1.0, std::ceil(decades / about));
+    for (double e = std::floor(low_); e <= high_ + 1e-9; e += every) {
+      for (const double digit : {1.0, 2.0, 5.0}) {
+        const double tick = e + std::log10(digit);
+        if ((digit == 1 || decades < 2.5) && tick >= low_ - 1e-9 && tick <= high_ + 1e-9)
+          found.push_back(digit * std::pow(10, e));
+      }
+    }
     return found;
   }
   const double low = log_ ? std::pow(10, low_) : low_, high = log_ ? std::pow(10, high_) : high_;
@@ -74,13 +80,13 @@ std::string tick_text(double value, Unit unit) {
 }
 
 std::string shortened(const std::string& text, double pixels) {
-  const auto room = static_cast<std::size_t>(std::max(4.0, pixels / kCharacter));
-  std::size_t characters = 0, cut = text.size();
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if ((static_cast<unsigned char>(text[i]) & 0xC0) == 0x80) continue;  // the inside of a character
-    if (++characters == room) cut = i;
-  }
-  return characters <= room ? text : text.substr(0, cut) + "…";
+  const auto room = static_cast<std::size_t>(std::max(6.0, pixels / kCharacter));
+  std::vector<std::size_t> starts;  // of characters
+  for (std::size_t i = 0; i < text.size() && starts.size() < 100'000; ++i)
+    if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) starts.push_back(i);
+  if (starts.size() <= room) return text;
+  const std::size_t head = (room - 1) / 2, tail = room - 1 - head;  // what differs is often at the end: strength=0.05
+  return text.substr(0, starts[head]) + "…" + text.substr(starts[starts.size() - tail]);
 }
 
 std::string svg_text(double x, double y, const std::string& words, const char* anchor, const char* class_name) {

@@ -10,7 +10,7 @@
 
 namespace faultline::report {
 
-constexpr double kWide = 760, kNarrow = 350, kSmall = 360;  // user units = CSS pixels
+constexpr double kWide = 940, kNarrow = 350, kSmall = 360;  // user units = CSS pixels
 
 // A value's place between two pixels. A logarithmic scale takes positive values only.
 class Scale {
@@ -38,7 +38,7 @@ class Extent {
 };
 
 std::string tick_text(double value, Unit unit);
-std::string shortened(const std::string& text, double pixels);  // to what fits at 12 px
+std::string shortened(const std::string& text, double pixels);  // to what fits at 12 px; both ends stay
 
 std::string svg_text(double x, double y, const std::string& words, const char* anchor, const char* class_name);
 std::string svg_line(double x1, double y1, double x2, double y2, const char* class_name);

@@ -31,6 +31,17 @@ TEST(Scale, HasRoundTicks) {
   EXPECT_LT(Scale(3, 3, 0, 1, false).ticks(5).size(), 12U);  // no extent
 }
 
+TEST(Scale, HasTicksWithinADecade) {
+  EXPECT_EQ(Scale(12, 250, 0, 1, true).ticks(5), (std::vector<double>{20, 50, 100, 200}));
+}
+
+TEST(Shortened, KeepsBothEnds) {
+  EXPECT_EQ(shortened("short", 100), "short");
+  const std::string cut = shortened("relative_gaussian strength=0.05", 100);
+  EXPECT_TRUE(cut.starts_with("relati") && cut.ends_with("0.05")) << cut;
+  EXPECT_EQ(shortened("ääääääääää", 40), "ää…äää");
+}
+
 TEST(IntervalChart, DrawsTheValueWhereItIs) {
   const std::string svg =
       draw(IntervalChart{.title = "t",
@@ -38,8 +49,8 @@ TEST(IntervalChart, DrawsTheValueWhereItIs) {
                          .axis = std::pair(0.0, 1.0)})
           .bytes();
   EXPECT_EQ(count(svg, "<svg"), 2U);                       // wide and narrow
-  EXPECT_NE(svg.find("cx=\"397.5\""), std::string::npos);  // half of 250 … 545
-  EXPECT_NE(svg.find("x1=\"323.8\" x2=\"471.2\""), std::string::npos);
+  EXPECT_NE(svg.find("cx=\"512.5\""), std::string::npos);  // half of 300 … 725
+  EXPECT_NE(svg.find("x1=\"406.2\" x2=\"618.8\""), std::string::npos);
 }
 
 TEST(IntervalChart, ARowWithoutAValueHasNoPoint) {
@@ -60,7 +71,6 @@ TEST(LineChart, ThinsALongSeriesAndKeepsItsSpike) {
   for (int i = 0; i < 100'000; ++i) series.points.push_back({static_cast<double>(i), i == 77'777 ? 100.0 : 0.0});
   const std::string svg = draw(LineChart{.title = "t", .series = {series}}).bytes();
   EXPECT_LT(svg.size(), 40'000U);
-  LineChart flat{.title = "t", .series = {{"s", {{0, 0}, {99'999, 100}}}}};
   // The top of the picture, where only the spike is.
   const std::string top = fmt::format("{:.1f}", 8 + (280 - 38 - 8) * (0.08 / 1.16));
   EXPECT_NE(svg.find(" " + top), std::string::npos) << top;

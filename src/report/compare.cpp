@@ -29,7 +29,10 @@ Html differences(const std::vector<LoadedRecord>& records) {
   std::map<std::string, std::vector<std::string>> values;  // key -> by record
   for (std::size_t i = 0; i < records.size(); ++i) {
     if (!records[i].manifest) continue;
-    for (const auto& [key, value] : leaves(records[i].manifest->recipe)) {
+    Json recipe = records[i].manifest->recipe;
+    if (at(recipe, "command").is_array())
+      recipe["command"] = joined(recipe["command"], " ");  // one row, not one a word
+    for (const auto& [key, value] : leaves(recipe)) {
       auto& row = values[key];
       row.resize(records.size(), "–");
       row[i] = value;

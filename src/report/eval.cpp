@@ -15,26 +15,31 @@ namespace faultline::report {
 namespace {
 
 constexpr double kAlpha = 0.05;
-
-std::string task_words(const EvalRow& row, const EvalRow& clean) {
-  if (!row.proven) return fmt::format("{}: evidence missing, no number is shown.", row.label);
-  if (!row.accuracy || !clean.accuracy) return fmt::format("{}: not measured.", row.label);
-  const double points = 100 * (*row.accuracy - *clean.accuracy);
-  const std::string change = fmt::format("{} → {} ({:+.1f} points, p = {} after Holm)", percent_text(*clean.accuracy),
-                                         percent_text(*row.accuracy), points, p_text(row.p_holm.value_or(1)));
-  if (row.p_holm && *row.p_holm < kAlpha)
-    return fmt::format("{} {} accuracy: {}.", row.label, points < 0 ? "costs" : "raises", change);
-  return fmt::format("{}: no difference could be shown, {}.", row.label, change);
-}
+constexpr std::size_t kMostSentences = 8;
+constexpr std::size_t kMostProofs = 12;  // with map and ledger: the page stays small
 
 std::string text_words(const EvalRow& row, const EvalRow& clean) {
-  if (!row.proven || !row.perplexity || !clean.perplexity) return "";
-  std::string words =
-      fmt::format("{}: perplexity {} → {}", row.label, number_text(*clean.perplexity), number_text(*row.perplexity));
-  if (row.added_nats && row.added_range)
-    words += fmt::format(", {:+.4f} nats a token [{:+.4f}, {:+.4f}]", *row.added_nats, row.added_range->first,
-                         row.added_range->second);
-  return words + ".";
+  if (!row.perplexity || !clean.perplexity) return "";
+  std::string words = fmt::format("perplexity {} → {}", number_text(*clean.perplexity), number_text(*row.perplexity));
+  if (row.added_range)
+    words += fmt::format(" ({:+.3g} nats a token, {:+.3g} to {:+.3g})", row.added_nats.value_or(0),
+                         row.added_range->first, row.added_range->second);
+  return words;
+}
+
+std::string sentence_of(const EvalRow& row, const EvalRow& clean) {
+  if (!row.proven) return fmt::format("{}: evidence missing, no number is shown.", row.label);
+  const std::string in_text = text_words(row, clean);
+  if (!row.accuracy || !clean.accuracy)
+    return fmt::format("{}: {}.", row.label, in_text.empty() ? "not measured" : in_text);
+  const bool shown = row.p_holm && *row.p_holm < kAlpha;
+  return fmt::format("{}{} {} → {} ({:+.1f} points, {} after Holm){}{}.", row.label,
+                     !shown            ? ": no change of accuracy could be shown,"
+                     : row.lost_more() ? " costs accuracy:"
+                                       : " raises accuracy:",
+                     percent_text(*clean.accuracy), percent_text(*row.accuracy),
+                     100 * (*row.accuracy - *clean.accuracy), p_words(row.p_holm.value_or(1)),
+                     in_text.empty() ? "" : "; ", in_text);
 }
 
 struct Count {
@@ -180,6 +185,7 @@ Html measured(const std::vector<EvalRow>& rows) {
 
 Html proofs(const std::vector<EvalRow>& rows) {
   Html out;
+  std::size_t shown = 0;
   for (const EvalRow& row : rows) {
     if (row.clean) continue;
     out += element("h3", text(row.label, 300));
@@ -190,7 +196,8 @@ Html proofs(const std::vector<EvalRow>& rows) {
       out += paragraph(text("Proven: every rule fired, the calls are as many as the forwards make, and the realised "
                             "strength is the one asked for."),
                        "good");
-    out += evidence_tables(row.evidence);
+    out += ++shown <= kMostProofs ? evidence_tables(row.evidence)
+                                  : paragraph(text("Its ledger is in summary.json of the record."), "note");
   }
   return out;
 }
@@ -208,11 +215,9 @@ Story tell_eval(const LoadedRecord& record) {
   const Count n = count(rows);
   story.headline = headline_of(n, rows.front());
   story.tone = n.unproven > 0 ? Tone::kDoubt : n.harmful + n.worse_text > 0 ? Tone::kBad : Tone::kPlain;
-  for (const EvalRow& row : rows) {
-    if (row.clean) continue;
-    if (row.accuracy || !row.proven) story.words.push_back(task_words(row, rows.front()));
-    if (const std::string words = text_words(row, rows.front()); !words.empty()) story.words.push_back(words);
-  }
+  for (const EvalRow& row : rows)
+    if (!row.clean && story.words.size() < kMostSentences) story.words.push_back(sentence_of(row, rows.front()));
+  if (n.faulty > kMostSentences) story.words.emplace_back("The other faults are in the table below.");
   add_warnings(rows, story);
   story.sections.push_back({"What was measured", measured(rows)});
   if (Html answers = changed_answers(record, rows); !answers.empty())

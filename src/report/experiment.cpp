@@ -20,8 +20,8 @@ std::string sentence_of(const Json& arm) {
   if (!difference || !p || !range)
     return against.is_null() ? "" : fmt::format("{}: too few pairs to compare.", string(arm, "arm"));
   const std::string numbers =
-      fmt::format("{:+.1f} points [{:+.1f}, {:+.1f}], p = {} after Holm, {} pairs", 100 * *difference,
-                  100 * range->first, 100 * range->second, p_text(*p), number_text(number(against, "pairs")));
+      fmt::format("{:+.1f} points [{:+.1f}, {:+.1f}], {} after Holm, {} pairs", 100 * *difference, 100 * range->first,
+                  100 * range->second, p_words(*p), number_text(number(against, "pairs")));
   if (*p < kAlpha)
     return fmt::format("{} is {} than the control: {}.", string(arm, "arm"), *difference > 0 ? "better" : "worse",
                        numbers);

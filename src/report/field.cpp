@@ -66,6 +66,15 @@ std::string string(const Json& object, std::string_view key) {
   return value.is_null() ? "" : shown(value);
 }
 
+std::string joined(const Json& list, std::string_view separator) {
+  std::string line;
+  for (const Json& item : items(list)) {
+    if (!line.empty()) line += separator;
+    line += shown(item);
+  }
+  return line;
+}
+
 std::optional<std::pair<double, double>> interval(const Json& object, std::string_view key) {
   const Json& pair = at(object, key);
   const std::optional<double> low = number(at(pair, std::size_t{0})), high = number(at(pair, std::size_t{1}));
@@ -86,6 +95,8 @@ std::string number_text(const std::optional<double>& value) { return value ? num
 std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 std::string p_text(double p) { return p < 0.0001 ? "< 0.0001" : fmt::format("{:.2g}", p); }
+
+std::string p_words(double p) { return p < 0.0001 ? "p < 0.0001" : "p = " + p_text(p); }
 
 std::string time_text(double seconds_since_1970) {
   constexpr double kLatest = 253402300799;  // the last second of 9999

@@ -23,6 +23,8 @@ std::optional<double> number(const Json& object, std::string_view key);
 std::string string(const Json& object, std::string_view key);  // "" where it is missing; other types as JSON
 std::string shown(const Json& value);                          // a string as it is, everything else as JSON
 
+std::string joined(const Json& list, std::string_view separator);  // its items as shown; "" for none
+
 std::optional<std::pair<double, double>> interval(const Json& object, std::string_view key);  // [low, high]
 
 // "0.0123", "1.23e-05", "12,345": four significant digits, whole numbers whole.
@@ -30,6 +32,7 @@ std::string number_text(double value);
 std::string number_text(const std::optional<double>& value);  // "–" for none
 std::string percent_text(double share);                       // "41.2 %"
 std::string p_text(double p);                                 // "0.031", "< 0.0001"
+std::string p_words(double p);                                // "p = 0.031", "p < 0.0001"
 std::string time_text(double seconds_since_1970);             // "2026-11-15 18:03 UTC"
 
 // "a.b[2].c" -> value, for every leaf.

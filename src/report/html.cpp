@@ -101,13 +101,15 @@ Html folded(const Html& heading, const Html& content) {
 Cell number_cell(std::string_view shown, std::string_view tone) { return {text(shown), true, tone}; }
 
 Html table(const std::vector<std::string>& heading, const std::vector<std::vector<Cell>>& rows) {
-  std::string out = "<div class=\"scroll\"><table><thead><tr>";
   const auto numeric = [&](std::size_t column) {
     return !rows.empty() && column < rows.front().size() && rows.front()[column].numeric;
   };
+  std::string out = "<div class=\"scroll\"><table>";
+  if (!heading.empty()) out += "<thead><tr>";
   for (std::size_t i = 0; i < heading.size(); ++i)
-    out += fmt::format("<th{}>{}</th>", numeric(i) ? " class=\"n\"" : "", text(heading[i]).bytes());
-  out += "</tr></thead><tbody>\n";
+    out += fmt::format("<th{}>{}</th>", numeric(i) ? " class=\"n\"" : "", text(heading[i], 200).bytes());
+  if (!heading.empty()) out += "</tr></thead>";
+  out += "<tbody>\n";
   for (const std::vector<Cell>& row : rows) {
     out += "<tr>";
     for (const Cell& cell : row) {

@@ -58,7 +58,7 @@ struct Cell {
 
 Cell number_cell(std::string_view shown, std::string_view tone = {});
 
-// Scrolls sideways within itself on a narrow screen.
+// Scrolls sideways within itself on a narrow screen. The heading may be empty.
 Html table(const std::vector<std::string>& heading, const std::vector<std::vector<Cell>>& rows);
 
 }  // namespace faultline::report

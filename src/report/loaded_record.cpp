@@ -106,13 +106,13 @@ void read_run_directory(LoadedRecord& record) {
   if (record.kind.empty() && trained) record.kind = "train";
 }
 
-void read_trials(LoadedRecord& record) {
-  if (!there(record.path / "campaign.sqlite")) {
-    record.missing.emplace_back("There is no campaign.sqlite: the single trials are unknown.");
+void read_trials(LoadedRecord& record, const fs::path& file) {
+  if (!there(file)) {
+    record.missing.push_back(fmt::format("There is no {}: the single trials are unknown.", file.filename().string()));
     return;
   }
   attempt(record, [&] {
-    CampaignStore(record.path / "campaign.sqlite").for_each([&](Trial&& trial) {
+    CampaignStore(file).for_each([&](Trial&& trial) {
       record.events.push_back({{"kind", "trial"},
                                {"cell", trial.key.cell},
                                {"index", trial.key.index},
@@ -129,6 +129,8 @@ void read_file(LoadedRecord& record) {
   record.kind = string(record.document, "kind");
   if (record.kind.empty() && record.document.contains("verdict") && record.document.contains("ranks"))
     record.kind = "race";
+  if (record.kind.empty() && record.document.contains("verdict") && record.document.contains("candidates"))
+    record.kind = "diagnose";
 }
 
 }  // namespace
@@ -143,7 +145,10 @@ LoadedRecord load_record(const fs::path& path) {
   record.path = path;
   record.name = (path / ".").lexically_normal().parent_path().filename().string();
   std::error_code ignored;
-  if (fs::is_regular_file(path, ignored)) {
+  if (fs::is_regular_file(path, ignored) && path.extension() == ".sqlite") {
+    record.kind = "campaign";
+    read_trials(record, path);
+  } else if (fs::is_regular_file(path, ignored)) {
     read_file(record);
   } else if (!fs::is_directory(path, ignored)) {
     throw UsageError(fmt::format("{}: there is no such folder or file", path.string()));
@@ -152,15 +157,14 @@ LoadedRecord load_record(const fs::path& path) {
   } else if (there(path / "analysis.json")) {
     record.kind = "experiment";
     attempt(record, [&] { record.document = read_document(path / "analysis.json", "experiment"); });
-    read_trials(record);
+    read_trials(record, path / "campaign.sqlite");
   } else if (there(path / "matrix.json")) {
     record.kind = "triage";
     attempt(record, [&] { record.document = read_json_file(path / "matrix.json"); });
-    read_trials(record);
+    read_trials(record, path / "campaign.sqlite");
   } else if (there(path / "campaign.sqlite")) {
     record.kind = "campaign";
-    record.missing.emplace_back("There is no analysis.json: the experiment has not ended; run it again to continue.");
-    read_trials(record);
+    read_trials(record, path / "campaign.sqlite");
   } else {
     throw UsageError(fmt::format(
         "{}: no record: wanted manifest.json (a run), analysis.json (an experiment), matrix.json (a triage) or "

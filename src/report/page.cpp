@@ -18,7 +18,7 @@ const char* mark(Tone tone) {  // colour alone is not for everybody
   switch (tone) {
     case Tone::kGood: return "Good";
     case Tone::kBad: return "Damage found";
-    case Tone::kDoubt: return "Doubtful";
+    case Tone::kDoubt: return "Incomplete";
     default: return "Result";
   }
 }

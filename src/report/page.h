@@ -11,7 +11,7 @@ namespace faultline::report {
 
 std::string page(const std::vector<LoadedRecord>& records);
 
-// The worst verdict, for the exit code and a line on the terminal.
+// A line for each record, for a terminal.
 struct Outline {
   std::string name, kind, headline;
   std::vector<std::string> missing;

@@ -4,8 +4,6 @@
 
 #include <fstream>
 
-#include "record/campaign_store.h"
-#include "record/document.h"
 #include "record/temporary_directory.h"
 
 namespace faultline::report {
@@ -85,7 +83,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 TEST_F(Page, SaysTheVerdictOfAnEvaluationFirst) {
   const std::string html = page_of(write_eval({clean_row(), faulty_row("noise 0.05", 0.125, 1e-6)}));
   EXPECT_TRUE(has(html, "Under the fault the model lost accuracy."));
-  EXPECT_TRUE(has(html, "noise 0.05 costs accuracy: 62.5 % → 12.5 % (-50.0 points"));
+  EXPECT_TRUE(has(html, "noise 0.05 costs accuracy: 62.5 % → 12.5 % (-50.0 points, p &lt; 0.0001 after Holm)"));
   EXPECT_LT(html.find("Under the fault"), html.find("<svg"));
   EXPECT_TRUE(has(html, "faultline eval --fault &#39;it&#39;\\&#39;&#39;s&#39;"));
   EXPECT_TRUE(has(html, "mlp.down_proj · eval"));  // the map's row
@@ -188,27 +186,6 @@ TEST_F(Page, AnEditedSummaryIsRefusedAndSaid) {
   EXPECT_FALSE(has(html, "92.5 %"));
 }
 
-TEST_F(Page, TellsThatTheLastStepWasNotEvaluated) {
-  Manifest manifest = some_manifest();
-  manifest.recipe = {{"seed", 1}, {"dtype", "bf16"}};
-  RunDirectory run = RunDirectory::create(folder_.path(), manifest);
-  for (int step = 1; step <= 3; ++step)
-    run.events().append({{"kind", "step"}, {"step", step}, {"metrics", {{"critic/score/mean", 0.1 * step}}}});
-  run.events().append(
-      {{"kind", "step"},
-       {"step", 4},
-       {"metrics", {{"val-core/arithmetic/acc/mean@1", 0.5}, {"faultline/val-faulty/arithmetic/acc/mean@1", 0.25}}}});
-  run.events().flush_step();
-  run.write_summary({.step_reached = 5, .steps_planned = 8, .step_evaluated = 4});
-  const std::string html = page_of(run.path());
-  EXPECT_TRUE(has(html, "The last evaluation was at step 4, not at the last step, 5"));
-  EXPECT_TRUE(has(html, "The run ended after step 5 of 8."));
-  EXPECT_TRUE(has(html, "under faults: faultline/val-faulty"));  // never on one line with the clean series
-  EXPECT_TRUE(has(html, "clean: val-core"));
-  EXPECT_TRUE(has(html, "critic/score/mean"));
-  EXPECT_TRUE(has(html, "faultline train recipe.json --dtype bf16"));
-}
-
 TEST_F(Page, ShowsARecordOfAnUnknownKind) {
   RunDirectory run = RunDirectory::create(folder_.path(), some_manifest());
   run.write_summary({.results = {{"kind", "divination"}, {"omens", {1, 2}}}});
@@ -223,43 +200,6 @@ TEST_F(Page, ComparesSeveralRuns) {
   EXPECT_TRUE(has(html, "2 runs side by side"));
   EXPECT_TRUE(has(html, "href=\"#run-2\""));
   EXPECT_TRUE(has(html, "The recipes are the same."));
-}
-
-TEST_F(Page, ShowsAnExperimentWithItsTrials) {
-  write_document(
-      folder_.path() / "analysis.json", "experiment",
-      {{"question", "Does it help?"},
-       {"control", "none"},
-       {"arms",
-        {{{"arm", "none"}, {"trials", 3}},
-         {{"arm", "aqn"},
-          {"trials", 3},
-          {"against_control",
-           {{"pairs", 3}, {"difference", 0.02}, {"interval", {-0.01, 0.05}}, {"p", 0.5}, {"p_holm", 0.5}}}}}}});
-  {
-    CampaignStore store(folder_.path() / "campaign.sqlite");
-    for (int i = 0; i < 3; ++i)
-      ASSERT_TRUE(store.insert({.key = {"aqn", i},
-                                .status = TrialStatus::kPass,
-                                .outcome = {{"curves", {{"reward", {0.1, 0.2 + i * 0.1}}}}}}));
-  }
-  const std::string html = page_of(folder_.path());
-  EXPECT_TRUE(has(html, "0 of 1 arms differ from the control"));
-  EXPECT_TRUE(has(html, "aqn: inconclusive, +2.0 points [-1.0, +5.0]"));
-  EXPECT_TRUE(has(html, "class=\"band"));
-}
-
-TEST_F(Page, ShowsATriageAndARace) {
-  std::ofstream(folder_.path() / "matrix.json")
-      << R"({"sentence":"the switch is to blame","disqualified":false,"cells":[{"name":"base","valid":16,"failed":9,
-          "rate":0.56,"text":"9/16","clopper_pearson_95":[0.3,0.8],"mitigations":["x"]}]})";
-  EXPECT_TRUE(has(page_of(folder_.path()), "the switch is to blame"));
-  std::ofstream(folder_.path() / "race.json")
-      << R"({"verdict":"fail","outcome":"completed","sentence":"rank 1 differs","ranks":4,"evidence":[
-          {"events":{"items":[{"rank":1,"layer":7,"cause":"transport"}],"omitted":3}}]})";
-  const std::string race = page_of(folder_.path() / "race.json");
-  EXPECT_TRUE(has(race, "fail (completed): rank 1 differs"));
-  EXPECT_TRUE(has(race, "events (4)"));
 }
 
 TEST_F(Page, RefusesWhatIsNoRecord) {

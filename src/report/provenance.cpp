@@ -74,7 +74,7 @@ Html provenance(const LoadedRecord& record) {
   if (record.summary && record.summary->steps_planned > 0)
     rows.push_back({"steps", fmt::format("{} of {}", record.summary->step_reached, record.summary->steps_planned)});
   rows.push_back({"events", number_text(static_cast<double>(record.events.size()))});
-  Html out = table({"", ""}, rows);
+  Html out = table({}, rows);
   if (record.manifest)
     out += paragraph(text("Manifest, summary and ledger carry a seal and every event a checksum; all that is shown "
                           "here passed them, except where the page says otherwise."),

@@ -33,6 +33,8 @@ Story tell_train(const LoadedRecord& record);
 Story tell_experiment(const LoadedRecord& record);
 Story tell_triage(const LoadedRecord& record);
 Story tell_race(const LoadedRecord& record);
+Story tell_diagnosis(const LoadedRecord& record);
+Story tell_campaign(const LoadedRecord& record);  // of diagnoses
 Story tell_anything(const LoadedRecord& record);
 
 // Sections that several kinds share.

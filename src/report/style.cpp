@@ -44,8 +44,7 @@ p.good, div.good { color: var(--good); } p.bad, div.bad { color: var(--bad); }
 table { border-collapse: collapse; font-size: .88rem; min-width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; color: var(--soft); white-space: nowrap; }
-thead:not(:has(th:not(:empty))) { display: none; }
-td { overflow-wrap: anywhere; min-width: 4rem; max-width: 30rem; }
+td { overflow-wrap: anywhere; max-width: 30rem; } td:not(.n) { min-width: 5.5rem; } td:not(.n):first-child { min-width: 10.5rem; }
 th:first-child, td:first-child { padding-left: 0; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.good { color: var(--good); } td.bad { color: var(--bad); } td.doubt { color: var(--doubt); }
@@ -54,7 +53,7 @@ pre { background: var(--panel); border-radius: 4px; padding: .7rem .9rem; overfl
 details { margin: .6rem 0; } summary { cursor: pointer; color: var(--c0); font-size: .92rem; }
 figure { margin: 1.25rem 0; } figcaption { font-size: .88rem; font-weight: 600; margin-bottom: .5rem; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
-svg.wide { max-width: 760px; } svg.narrow { display: none; max-width: 460px; }
+svg.wide { max-width: 940px; } svg.narrow { display: none; max-width: 460px; }
 .many { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17.5rem), 1fr)); gap: 0 1.5rem; }
 figure.small { margin: .75rem 0; min-width: 0; } figure.small figcaption { font-weight: 400; font-size: .82rem; color: var(--soft); }
 text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: var(--ink); }
@@ -73,7 +72,7 @@ text.on { fill: var(--on); }
 .key.none { background: var(--grid); margin-right: -.6em; } .key.dashed { height: 0; border-top: 2px dashed var(--plain); border-radius: 0; vertical-align: .25em; }
 .ramp { display: inline-block; width: 6rem; height: .9em; border-radius: 2px; background: linear-gradient(to right, transparent, var(--heat)); border: 1px solid var(--rule); }
 @media (max-width: 640px) {
-  main { padding: 1rem 1rem 3rem; } h1 { font-size: 1.25rem; } .headline { font-size: 1.08rem; }
+  main { padding: 1rem 1rem 3rem; } h1 { font-size: 1.25rem; } td:not(.n):first-child { min-width: 8rem; } .headline { font-size: 1.08rem; }
   svg.wide { display: none; } svg.narrow { display: block; }
 }
 @media print {

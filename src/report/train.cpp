@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t kMostCurves = 60;
 constexpr const char* kClean = "val-core/";
 constexpr const char* kFaulty = "faultline/val-faulty/";
+constexpr const char* kProblems = "faultline/validation_problems";
 
 using SeriesByName = std::map<std::string, std::vector<Point>>;
 
@@ -35,13 +36,19 @@ SeriesByName series_of(const LoadedRecord& record) {
   return found;
 }
 
+// Faults that were planned are proven by a ledger that does not complain; it is written when the run ends.
+bool faults_unproven(const LoadedRecord& record) {
+  const bool planned = record.manifest && !items(at(record.manifest->recipe, "faults")).empty();
+  return !items(at(record.ledger, "complaints")).empty() || (planned && record.ledger.is_null());
+}
+
 bool is_validation(const std::string& name) { return name.starts_with(kClean) || name.starts_with(kFaulty); }
 
 // Validation accuracy is a share of so many problems: its interval follows.
 void add_bands(const LoadedRecord& record, std::vector<Point>& points) {
   std::optional<double> problems;
   for (const Json& event : record.events)
-    if (const auto n = number(at(event, "metrics"), "faultline/validation_problems")) problems = n;
+    if (const auto n = number(at(event, "metrics"), kProblems)) problems = n;
   if (!problems || *problems < 1 || *problems > 1e9) return;
   const auto n = static_cast<int64_t>(*problems);
   for (Point& point : points) {
@@ -52,10 +59,11 @@ void add_bands(const LoadedRecord& record, std::vector<Point>& points) {
 }
 
 Html validation(const LoadedRecord& record) {
+  const bool unproven = faults_unproven(record);
   LineChart chart{.title = "Validation accuracy, with 95 % intervals (Wilson); clean and faulty apart",
                   .unit = Unit::kShare};
   for (auto& [name, points] : series_of(record)) {
-    if (!is_validation(name)) continue;
+    if (!is_validation(name) || (unproven && name.starts_with(kFaulty))) continue;
     add_bands(record, points);
     chart.series.push_back({(name.starts_with(kFaulty) ? "under faults: " : "clean: ") + name, points});
   }
@@ -67,7 +75,7 @@ Html validation(const LoadedRecord& record) {
 std::string last_words(const LoadedRecord& record) {
   std::string words;
   for (const auto& [name, points] : series_of(record)) {
-    if (!is_validation(name) || points.empty()) continue;
+    if (!is_validation(name) || (faults_unproven(record) && name.starts_with(kFaulty))) continue;
     words +=
         fmt::format("{}{} accuracy {} → {}", words.empty() ? "" : ", ", name.starts_with(kFaulty) ? "faulty" : "clean",
                     percent_text(points.front().y), percent_text(points.back().y));
@@ -88,7 +96,7 @@ Html curves_of(const std::vector<const LoadedRecord*>& records) {
   std::map<std::string, LineChart> charts;
   for (const LoadedRecord* record : records) {
     for (auto& [name, points] : series_of(*record)) {
-      if (points.size() < 2) continue;
+      if (points.size() < 2 || is_validation(name) || name == kProblems) continue;
       LineChart& chart = charts[name];
       chart.title = name, chart.small = true;
       chart.series.push_back({records.size() > 1 ? record->name : name, std::move(points)});
@@ -119,12 +127,14 @@ Story tell_train(const LoadedRecord& record) {
     story.headline = fmt::format("{} of {} steps were made{}{}.", record.summary->step_reached,
                                  record.summary->steps_planned, accuracy.empty() ? "" : ": ", accuracy);
   }
-  const Json& complaints = items(at(record.ledger, "complaints"));
-  for (const Json& complaint : complaints) story.words.push_back("Evidence missing: " + shown(complaint));
-  const bool planned = record.manifest && !items(at(record.manifest->recipe, "faults")).empty();
-  if (planned && record.ledger.is_null())
+  for (const Json& complaint : items(at(record.ledger, "complaints")))
+    story.words.push_back("Evidence missing: " + shown(complaint));
+  if (record.ledger.is_null() && faults_unproven(record))
     story.words.emplace_back("The recipe plans faults, but there is no ledger: nothing proves that they happened.");
-  if (!complaints.empty() || (planned && record.ledger.is_null())) story.tone = Tone::kDoubt;
+  if (faults_unproven(record)) {
+    story.words.emplace_back("No validation under faults is shown.");
+    story.tone = Tone::kDoubt;
+  }
   story.sections.push_back({"Validation", validation(record)});
   if (Html curves = curves_of({&record}); !curves.empty()) story.sections.push_back({"Curves", std::move(curves)});
   if (!record.ledger.is_null())

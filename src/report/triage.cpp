@@ -1,7 +1,6 @@
 // The stories of a triage (matrix.json: cells with mitigations, their failure rates) and of a race (one JSON result of
 // ranks that checked each other's collectives).
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -14,10 +13,9 @@ namespace {
 
 constexpr std::size_t kMostFindings = 200;
 
-std::string joined(const Json& list, const char* separator) {
-  std::vector<std::string> words;
-  for (const Json& one : items(list)) words.push_back(shown(one));
-  return words.empty() ? "–" : fmt::format("{}", fmt::join(words, separator));
+std::string names(const Json& list, const char* separator) {
+  const std::string all = joined(list, separator);
+  return all.empty() ? "–" : all;
 }
 
 Html rates(const Json& cells) {
@@ -41,7 +39,7 @@ Html cells_table(const Json& cells) {
   std::vector<std::vector<Cell>> rows;
   for (const Json& cell : cells)
     rows.push_back(
-        {string(cell, "name"), joined(at(cell, "mitigations"), " + "), string(cell, "text"),
+        {string(cell, "name"), names(at(cell, "mitigations"), " + "), string(cell, "text"),
          number_cell(number_text(number(cell, "p_holm"))), number_cell(number_text(number(cell, "step_seconds"))),
          number_cell(number_text(number(cell, "errors"))), string(cell, "confound"), string(cell, "finding")});
   return table({"cell", "mitigations", "failures / valid", "p (Fisher, Holm)", "s a step", "errors left out",
@@ -110,7 +108,7 @@ Story tell_race(const LoadedRecord& record) {
   story.headline = fmt::format("{} ({}): {}", verdict, string(result, "outcome"), string(result, "sentence"));
   story.words.push_back(fmt::format("{} ranks, {} iterations, {} layers, {:.3g} s; blamed ranks: {}.",
                                     string(result, "ranks"), string(result, "iterations"), string(result, "layers"),
-                                    number(result, "seconds").value_or(0), joined(at(result, "blamed"), ", ")));
+                                    number(result, "seconds").value_or(0), names(at(result, "blamed"), ", ")));
   const Json& evidence = at(result, "evidence");
   Html body = findings(evidence, "events",
                        {"rank", "iteration", "layer", "cause", "operation", "keys", "sources", "consequences"});
@@ -123,7 +121,7 @@ Story tell_race(const LoadedRecord& record) {
   std::vector<std::vector<Cell>> failures;
   for (const Json& one : items(at(result, "failures")))
     failures.push_back(
-        {string(one, "rank"), joined(at(one, "blamed"), ", "), string(one, "hang"), string(one, "sentence")});
+        {string(one, "rank"), names(at(one, "blamed"), ", "), string(one, "hang"), string(one, "sentence")});
   if (!failures.empty())
     story.sections.push_back({"Failures", table({"rank", "blamed", "hang", "what happened"}, failures)});
   return story;

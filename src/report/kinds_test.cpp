@@ -1,0 +1,124 @@
+// Records of the other kinds: training, experiment, triage, race, diagnosis.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "record/campaign_store.h"
+#include "record/document.h"
+#include "record/temporary_directory.h"
+#include "report/page.h"
+
+namespace faultline::report {
+namespace {
+
+Manifest some_manifest() {
+  Manifest manifest;
+  manifest.recipe_name = "case";
+  return manifest;
+}
+
+class Kinds : public testing::Test {
+ protected:
+  static std::string page_of(const std::filesystem::path& path) { return page({load_record(path)}); }
+
+  TemporaryDirectory folder_;
+};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_F(Kinds, TellsThatTheLastStepWasNotEvaluated) {
+  Manifest manifest = some_manifest();
+  manifest.recipe = {{"seed", 1}, {"dtype", "bf16"}};
+  RunDirectory run = RunDirectory::create(folder_.path(), manifest);
+  for (int step = 1; step <= 3; ++step)
+    run.events().append({{"kind", "step"}, {"step", step}, {"metrics", {{"critic/score/mean", 0.1 * step}}}});
+  run.events().append(
+      {{"kind", "step"},
+       {"step", 4},
+       {"metrics", {{"val-core/arithmetic/acc/mean@1", 0.5}, {"faultline/val-faulty/arithmetic/acc/mean@1", 0.25}}}});
+  run.events().flush_step();
+  run.write_summary({.step_reached = 5, .steps_planned = 8, .step_evaluated = 4});
+  const std::string html = page_of(run.path());
+  EXPECT_TRUE(has(html, "The last evaluation was at step 4, not at the last step, 5"));
+  EXPECT_TRUE(has(html, "The run ended after step 5 of 8."));
+  EXPECT_TRUE(has(html, "under faults: faultline/val-faulty"));  // never on one line with the clean series
+  EXPECT_TRUE(has(html, "clean: val-core"));
+  EXPECT_TRUE(has(html, "critic/score/mean"));
+  EXPECT_TRUE(has(html, "faultline train recipe.json --dtype bf16"));
+}
+
+TEST_F(Kinds, ShowsNoFaultyValidationWithoutALedger) {
+  Manifest manifest = some_manifest();
+  manifest.recipe = {{"faults", {{{"name", "noise"}}}}};
+  RunDirectory run = RunDirectory::create(folder_.path(), manifest);
+  run.events().append(
+      {{"kind", "step"},
+       {"step", 1},
+       {"metrics", {{"val-core/arithmetic/acc/mean@1", 0.5}, {"faultline/val-faulty/arithmetic/acc/mean@1", 0.375}}}});
+  run.events().flush_step();
+  run.write_summary({.step_reached = 1, .steps_planned = 1, .step_evaluated = 1});
+  EXPECT_FALSE(has(page_of(run.path()), "37.5 %"));
+  EXPECT_TRUE(has(page_of(run.path()), "nothing proves that they happened"));
+  run.write_ledger({{"rules", Json::array()}, {"complaints", Json::array()}});
+  EXPECT_TRUE(has(page_of(run.path()), "37.5 %"));
+}
+
+TEST_F(Kinds, ShowsAnExperimentWithItsTrials) {
+  write_document(
+      folder_.path() / "analysis.json", "experiment",
+      {{"question", "Does it help?"},
+       {"control", "none"},
+       {"arms",
+        {{{"arm", "none"}, {"trials", 3}},
+         {{"arm", "aqn"},
+          {"trials", 3},
+          {"against_control",
+           {{"pairs", 3}, {"difference", 0.02}, {"interval", {-0.01, 0.05}}, {"p", 0.5}, {"p_holm", 0.5}}}}}}});
+  {
+    CampaignStore store(folder_.path() / "campaign.sqlite");
+    for (int i = 0; i < 3; ++i)
+      ASSERT_TRUE(store.insert({.key = {"aqn", i},
+                                .status = TrialStatus::kPass,
+                                .outcome = {{"curves", {{"reward", {0.1, 0.2 + i * 0.1}}}}}}));
+  }
+  const std::string html = page_of(folder_.path());
+  EXPECT_TRUE(has(html, "0 of 1 arms differ from the control"));
+  EXPECT_TRUE(has(html, "aqn: inconclusive, +2.0 points [-1.0, +5.0]"));
+  EXPECT_TRUE(has(html, "class=\"band"));
+}
+
+TEST_F(Kinds, ShowsATriageAndARace) {
+  std::ofstream(folder_.path() / "matrix.json")
+      << R"({"sentence":"the switch is to blame","disqualified":false,"cells":[{"name":"base","valid":16,"failed":9,
+          "rate":0.56,"text":"9/16","clopper_pearson_95":[0.3,0.8],"mitigations":["x"]}]})";
+  EXPECT_TRUE(has(page_of(folder_.path()), "the switch is to blame"));
+  std::ofstream(folder_.path() / "race.json")
+      << R"({"verdict":"fail","outcome":"completed","sentence":"rank 1 differs","ranks":4,"evidence":[
+          {"events":{"items":[{"rank":1,"layer":7,"cause":"transport"}],"omitted":3}}]})";
+  const std::string race = page_of(folder_.path() / "race.json");
+  EXPECT_TRUE(has(race, "fail (completed): rank 1 differs"));
+  EXPECT_TRUE(has(race, "events (4)"));
+}
+
+TEST_F(Kinds, ShowsADiagnosisAndACampaignOfThem) {
+  std::ofstream(folder_.path() / "verdict.json")
+      << R"({"method":"self","verdict":"fault","candidates":[{"layer":7,"place":"layers.7.mlp","operation":"matmul",
+          "kind":"deadzone","certainty":"exact","evidence":[{"relation":"linearity","violations":3,"elements":9}]}],
+          "not_tested":["rope"]})";
+  const std::string diagnosis = page_of(folder_.path() / "verdict.json");
+  EXPECT_TRUE(has(diagnosis, "A fault: deadzone at layers.7.mlp, matmul (exact)."));
+  EXPECT_TRUE(has(diagnosis, "Not tested: rope"));
+  {
+    CampaignStore store(folder_.path() / "diagnoses.sqlite");
+    const Json right = {{"found", true}, {"kind", "deadzone"}, {"layer_right", true}, {"kind_right", true}};
+    const Json accused = {{"found", true}, {"kind", "bias"}}, silent = {{"found", false}};
+    ASSERT_TRUE(store.insert({.key = {"deadzone", 0}, .outcome = {{"planted_kind", "deadzone"}, {"self", right}}}));
+    ASSERT_TRUE(store.insert({.key = {"healthy", 0}, .outcome = {{"self", silent}, {"classic", accused}}}));
+  }
+  const std::string campaign = page_of(folder_.path() / "diagnoses.sqlite");
+  EXPECT_TRUE(has(campaign, "1 of 2 diagnoses of healthy models accused them."));
+  EXPECT_TRUE(has(campaign, "self: the layer was named in 1 of 1 planted faults, the kind in 1; 0 of 1 healthy"));
+}
+
+}  // namespace
+}  // namespace faultline::report
