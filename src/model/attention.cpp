@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
@@ -75,8 +77,18 @@ RotaryTable make_rotary_table(const ModelConfig& config, int64_t positions, cons
   if (config.rope_scaling.kind == RopeScaling::Kind::kLinear) frequencies = frequencies / config.rope_scaling.factor;
   if (config.rope_scaling.kind == RopeScaling::Kind::kLlama3)
     frequencies = llama3_frequencies(frequencies, config.rope_scaling);
-  const at::Tensor angles = at::arange(positions, fp32).unsqueeze(1) * frequencies.unsqueeze(0);
-  return {angles.cos().to(device), angles.sin().to(device)};
+  // Not by at::cos: the ends of its vectors round differently, and a table must not depend on its size.
+  at::Tensor cos = at::empty({positions, frequencies.size(0)}, fp32), sin = at::empty_like(cos);
+  frequencies = frequencies.contiguous();
+  const float* frequency = frequencies.const_data_ptr<float>();
+  for (int64_t i = 0, at = 0; i < positions; ++i) {
+    for (int64_t j = 0; j < frequencies.size(0); ++j, ++at) {
+      const auto angle = static_cast<double>(static_cast<float>(i) * frequency[j]);
+      cos.mutable_data_ptr<float>()[at] = static_cast<float>(std::cos(angle));
+      sin.mutable_data_ptr<float>()[at] = static_cast<float>(std::sin(angle));
+    }
+  }
+  return {cos.to(device), sin.to(device)};
 }
 
 at::Tensor Attention::operator()(const at::Tensor& x, const Sight& sight, int64_t layer) const {

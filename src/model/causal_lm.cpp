@@ -105,7 +105,9 @@ at::Tensor CausalLm::decode(const at::Tensor& tokens, const at::Tensor& position
 
 void CausalLm::ensure_positions(int64_t positions) const {
   if (rotary_.cos.defined() && rotary_.cos.size(0) >= positions) return;
-  rotary_ = make_rotary_table(config_, positions, device());
+  int64_t enough = 256;
+  while (enough < positions) enough *= 2;
+  rotary_ = make_rotary_table(config_, enough, device());
 }
 
 namespace {

@@ -43,6 +43,7 @@ class AdamW {
   double step(double learning_rate_factor = 1);
 
   void restart(const AdamWOptions& options);  // a new stage: the masters stay, the moments begin again
+  void set_options(const AdamWOptions& options) { options_ = options; }  // of the stage that a resumed run stands in
   void write_parameters();  // the masters, rounded, into the model: after something else was put there
 
   const std::vector<CausalLm::Parameter>& parameters() const { return parameters_; }

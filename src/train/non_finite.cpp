@@ -1,6 +1,7 @@
 #include "train/non_finite.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
@@ -32,13 +33,20 @@ bool is_bad(const c10::IValue& value) {
   return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return is_bad(tensor); });
 }
 
-// What only makes room holds whatever was there before.
-bool makes_room(std::string_view name) {
-  return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+// What only makes room, or looks at it in another shape, holds whatever was there before.
+bool makes_nothing(const at::RecordFunction& function) {
+  const std::string_view name = function.name();
+  for (const std::string_view room : {"aten::empty", "aten::new_empty", "aten::resize", "aten::set_"})
+    if (name.starts_with(room)) return true;
+  const auto op = function.operator_name();
+  const auto found_op = op ? c10::Dispatcher::singleton().findSchema(*op) : std::nullopt;
+  if (!found_op || !found_op->hasSchema()) return false;
+  const auto& returns = found_op->schema().returns();
+  return !returns.empty() && returns[0].alias_info() != nullptr && !returns[0].alias_info()->isWrite();
 }
 
 void look(const at::RecordFunction& function, at::ObserverContext*) {
-  if (checking || makes_room(function.name())) return;
+  if (checking || makes_nothing(function)) return;
   checking = true;
   const auto outputs = function.outputs();
   if (std::any_of(outputs.begin(), outputs.end(), [](const c10::IValue& value) { return is_bad(value); })) {

@@ -138,6 +138,8 @@ void Trainer::State::resume(RunDirectory& directory) {
   if (now.step == stage().steps && now.stage + 1 < spec.stages.size()) {
     now = {now.stage + 1, 0};
     begin_stage();
+  } else {
+    optimizer.set_options(stage().optimizer);  // its moments and steps are the checkpoint's
   }
 }
 
