@@ -35,8 +35,8 @@ inline AttendShape attend_shape(const AttendArguments& a) {
   if (shape.clustered) {
     while (shape.splits < kClusterSplits && 2 * shape.splits * blocks <= kMultiprocessors && shape.splits < most)
       shape.splits *= 2;
-    if (is_short && blocks * shape.splits <= kMultiprocessors)
-      shape.ahead = (a.context + shape.splits - 1) / shape.splits;
+    // With more blocks than that the memory is busy anyway, and what is fetched in vain costs.
+    if (is_short && shape.splits == kClusterSplits) shape.ahead = (a.context + shape.splits - 1) / shape.splits;
     return shape;
   }
   const int64_t wanted = (4 * kMultiprocessors + blocks / 2) / (blocks ? blocks : 1);

@@ -10,8 +10,8 @@ namespace faultline::ops::cuda {
 namespace {
 
 constexpr int kWarps = 8, kAhead = 6, kOutputs = 8;
-constexpr unsigned kPrefetching = 528,
-                   kPrefetched = 1024;  // blocks that may come early, bytes of a row: Note [Overlap]
+constexpr unsigned kPrefetching = 528;  // the first blocks, which may come early: Note [Overlap]
+constexpr unsigned kPrefetched = 1024;  // bytes of a row
 constexpr std::size_t kSharedLimit = 40 << 10;
 
 // Slab j of the inputs is columns 32 j ... 32 j + 31; a warp takes two neighbours (128 bytes of a row), then the next
@@ -42,12 +42,15 @@ __global__ void __launch_bounds__(32 * kWarps) tile_kernel(LinearArguments a) {
     __syncthreads();
     x = row + c;
   }
+  const bool has_row = g < a.rows;
+  // The same number of turns for all warps, so that the compiler sees the products in uniform flow.
+  const int turns = static_cast<int>((a.inputs + 64 * kWarps - 1) / (64 * kWarps)) * 2;
   float sums[4][2] = {};  // independent chains: a product takes some thirty cycles
-  for (int at = 0; column_of(warp, at) < a.inputs; at += kAhead) {
+  for (int at = 0; at < turns; at += kAhead) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int column = column_of(warp, at + i), next = column_of(warp, at + i + kAhead);
-      const uint4 v = g < a.rows && column < columns ? x[column / kOctet] : uint4{};
+      const uint4 v = has_row && column < columns ? x[column / kOctet] : uint4{};
       multiply_add<T>(sums[i % 2], v.x, v.y, w[i].x, w[i].y);
       multiply_add<T>(sums[2 + i % 2], v.z, v.w, w[i].z, w[i].w);
       w[i] = load_column(weight + next, next < columns);
