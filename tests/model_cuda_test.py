@@ -149,7 +149,7 @@ def test_attention_reads_only_the_filled_part(dtype, heads, kv_heads, size):
     assert torch.equal(got, ops.attend_cached(query, keys, values, lengths, size**-0.5))
 
 
-@pytest.mark.parametrize("batch, context", [(1, 4096), (2, 64), (64, 640), (300, 128)])
+@pytest.mark.parametrize("batch, context", [(1, 4096), (1, 640), (1, 2048), (3, 2049), (2, 64), (8, 640), (20, 100), (64, 640), (300, 128)])
 def test_attention_with_one_and_many_splits(batch, context):
     lengths = (torch.arange(batch, device="cuda") * 37) % context + 1
     query = randn(batch, 12 * 128, dtype=torch.bfloat16)
@@ -175,7 +175,7 @@ def test_scores_that_are_nan_or_infinite_stay_in_their_sequence():
     assert torch.equal(spoiled[[0, 2]], clean[[0, 2]])
 
 
-LINEAR = [(1, 2048, 1536), (1, 1536, 8960), (3, 1537, 576), (8, 640, 1000), (2, 5, 33), (5, 17, 8), (8, 1, 1), (4, 9, 40), (0, 3, 8)]
+LINEAR = [(1, 2048, 1536), (1, 1536, 8960), (3, 1537, 576), (8, 640, 1000), (2, 5, 33), (5, 17, 8), (8, 1, 1), (4, 9, 40), (8, 30, 8960), (2, 12, 8968), (0, 3, 8)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -192,8 +192,9 @@ def test_few_rows_linear(dtype, rows, outputs, inputs):
     assert_close(ops.few_rows_linear(wide[:, 1 : 1 + inputs], weight, None), product, dtype, 1, loose)
 
 
-def test_a_row_of_a_linear_does_not_depend_on_the_others():
-    x, weight = randn(8, 1536, dtype=torch.bfloat16), randn(2048, 1536, dtype=torch.bfloat16, seed=1)
+@pytest.mark.parametrize("outputs, inputs", [(2048, 1536), (40, 8960)])  # 8 x 8960 is more than shared memory takes
+def test_a_row_of_a_linear_does_not_depend_on_the_others(outputs, inputs):
+    x, weight = randn(8, inputs, dtype=torch.bfloat16), randn(outputs, inputs, dtype=torch.bfloat16, seed=1)
     whole = ops.few_rows_linear(x, weight, None)
     for rows in (1, 2, 5):
         assert torch.equal(ops.few_rows_linear(x[:rows], weight, None), whole[:rows])

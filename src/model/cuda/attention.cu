@@ -1,8 +1,8 @@
 // One new token of each sequence attends to the filled part of its cache (flash decoding). The keys of a sequence and
 // kv head are split over a number of blocks that depends on shapes alone, never on lengths, so that a captured graph
 // stays right as sequences grow; a block's warps take tiles of sixteen keys in turn. All query heads of a group (eight
-// at a time) share one read of K and V. Each warp keeps its own running maximum, sum and output; they are combined in
-// shared memory, and the splits by a second kernel, in a fixed order.
+// at a time) share one read of K and V. Each warp keeps its own running maximum, sum and output; they are joined in a
+// fixed order (attend.cuh).
 #include "model/cuda/attend.cuh"
 #include "model/cuda/mma.cuh"
 
@@ -10,6 +10,7 @@ namespace faultline::ops::cuda {
 namespace {
 
 constexpr int kTile = 16;  // keys
+constexpr int kWarps = 4;
 
 // A lane's share of sixteen keys and values, Note [Fragments]: key rows g and 8 + g at columns 32 j + 8 c; values of
 // the keys 2 c, 2 c + 1, 8 + 2 c, 9 + 2 c at columns 64 s + 8 g.
@@ -57,20 +58,24 @@ struct Running {
 
   float score[2][2];
 
-  __device__ __forceinline__ void add_keys(const Tile<kSlabs>& tile, const uint4 (&query)[2 * kSlabs], int left,
-                                           float scale) {
+  // query: of head g at column 8 c, in shared memory
+  __device__ __forceinline__ void add_keys(const Tile<kSlabs>& tile, const uint4* query, int left, float scale) {
     const int c = threadIdx.x % 4;
+    float even[2][2] = {}, odd[2][2] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float even[2] = {}, odd[2] = {};
+    for (int j = 0; j < 2 * kSlabs; ++j) {
+      const uint4 q = query[4 * j];
 #pragma unroll
-      for (int j = 0; j < 2 * kSlabs; ++j) {
-        const uint4 q = query[j], k = tile.key[half][j];
-        multiply_add<T>(even, q.x, q.y, k.x, k.y);
-        multiply_add<T>(odd, q.z, q.w, k.z, k.w);
+      for (int half = 0; half < 2; ++half) {
+        const uint4 k = tile.key[half][j];
+        multiply_add<T>(even[half], q.x, q.y, k.x, k.y);
+        multiply_add<T>(odd[half], q.z, q.w, k.z, k.w);
       }
+    }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) score[half][i] = 8 * half + 2 * c + i < left ? (even[i] + odd[i]) * scale : -INFINITY;
+    for (int i = 0; i < 4; ++i) {
+      const int half = i / 2, at = i % 2;
+      score[half][at] = 8 * half + 2 * c + at < left ? (even[half][at] + odd[half][at]) * scale : -INFINITY;
     }
   }
 
@@ -105,58 +110,80 @@ struct Running {
   }
 };
 
+// The queries of a block's heads in shared memory, rows of 64 kSlabs elements and 64 bytes more (no bank conflicts).
 template <class T, int kSlabs>
-__global__ void __launch_bounds__(kAttendThreads, kSlabs <= 2 ? 3 : 1)
-    attend_kernel(AttendArguments a, AttendShape shape) {
-  begin_kernel();
-  extern __shared__ float shared[];
-  const Share share = share_of(a, shape, kTile);
+struct Queries {
+  static constexpr int kOctets = 8 * kSlabs, kPitch = kOctets + 4;
+  uint4 octets[kAttendHeads * kPitch];
+
+  __device__ __forceinline__ void load(const AttendArguments& a, const Share& share) {
+    const T* from = static_cast<const T*>(a.query) + share.sequence * a.query_stride + share.first_head * a.head_size;
+    for (int i = threadIdx.x; i < kAttendHeads * kOctets; i += 32 * kWarps) {
+      const int head = i / kOctets, column = i % kOctets * kOctet;
+      const bool inside = head < share.heads && column < a.head_size;
+      octets[head * kPitch + i % kOctets] =
+          inside ? *reinterpret_cast<const uint4*>(from + head * a.head_size + column) : uint4{};
+    }
+  }
+};
+
+template <class T, int kSlabs>
+__device__ __forceinline__ void keep_results(const Running<T, kSlabs>& running, int size,
+                                             const WarpResults<kWarps>& results) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-  uint4 query[2 * kSlabs];
-#pragma unroll
-  for (int j = 0; j < 2 * kSlabs; ++j) {
-    const int column = 32 * j + 8 * c;
-    const auto* from = static_cast<const T*>(a.query) + share.sequence * a.query_stride +
-                       (share.first_head + g) * a.head_size + column;
-    query[j] = g < share.heads && column < a.head_size ? *reinterpret_cast<const uint4*>(from) : uint4{};
-  }
-  const auto* keys = static_cast<const uint16_t*>(a.key_cache) + share.cache_offset;
-  const auto* values = static_cast<const uint16_t*>(a.value_cache) + share.cache_offset;
-  Running<T, kSlabs> running;
-  const float scale = a.scale * 1.44269504f;  // powers of two from here on
-  const int size = static_cast<int>(a.head_size);
-  // While the products with one tile's values run, the next tile's keys are on their way.
-  Tile<kSlabs> tile;
-  int index = share.begin + warp;
-  if (index < share.end) tile.load_keys(keys + int64_t{kTile} * index * size, share.length - kTile * index, size);
-  for (; index < share.end; index += kAttendWarps) {
-    const int left = share.length - kTile * index, next = index + kAttendWarps;
-    tile.load_values(values + int64_t{kTile} * index * size, left, size);
-    running.add_keys(tile, query, left, scale);
-    if (next < share.end) tile.load_keys(keys + int64_t{kTile} * next * size, share.length - kTile * next, size);
-    running.add_values(tile);
-  }
-  running.sum += __shfl_xor_sync(0xFFFFFFFFu, running.sum, 1);
-  running.sum += __shfl_xor_sync(0xFFFFFFFFu, running.sum, 2);
-  WarpResults results(shared, a.head_size);
-  if (c == 0) results.set(warp, g, running.maximum, running.sum);
+  float sum = running.sum;
+  sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+  sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+  if (c == 0) results.set(warp, g, running.maximum, sum);
 #pragma unroll
   for (int s = 0; s < kSlabs; ++s) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int column = 64 * s + 16 * c + i;
-      if (column < a.head_size) results.output(warp, g)[column] = running.output[s][i % 8][i / 8];
+      if (column < size) results.output(warp, g)[column] = running.output[s][i % 8][i / 8];
     }
   }
+}
+
+template <class T, int kSlabs>
+__global__ void __launch_bounds__(32 * kWarps, kSlabs <= 2 ? 4 : 1)
+    attend_kernel(AttendArguments a, AttendShape shape) {
+  extern __shared__ float shared[];
+  __shared__ Queries<T, kSlabs> queries;
+  fetch_ahead<T>(a, shape);
+  begin_kernel();
+  const Share share = share_of(a, shape, kTile);
+  const auto* keys = static_cast<const uint16_t*>(a.key_cache) + share.cache_offset;
+  const auto* values = static_cast<const uint16_t*>(a.value_cache) + share.cache_offset;
+  Running<T, kSlabs> running;
+  const float scale = a.scale * 1.44269504f;  // powers of two from here on
+  const int size = static_cast<int>(a.head_size), lane = threadIdx.x % 32;
+  // While the products with one tile's values run, the next tile's keys are on their way.
+  Tile<kSlabs> tile;
+  int index = share.begin + threadIdx.x / 32;
+  if (index < share.end) tile.load_keys(keys + int64_t{kTile} * index * size, share.length - kTile * index, size);
+  queries.load(a, share);
+  __syncthreads();
+  const uint4* query = queries.octets + lane / 4 * queries.kPitch + lane % 4;
+  for (; index < share.end; index += kWarps) {
+    const int left = share.length - kTile * index, next = index + kWarps;
+    tile.load_values(values + int64_t{kTile} * index * size, left, size);
+    running.add_keys(tile, query, left, scale);
+    if (next < share.end) tile.load_keys(keys + int64_t{kTile} * next * size, share.length - kTile * next, size);
+    running.add_values(tile);
+  }
+  const WarpResults<kWarps> results(shared, a.head_size);
+  keep_results(running, size, results);
   __syncthreads();
   finish_block<T>(a, shape, share, results);
 }
 
 // fp32: a warp takes a key at a time, a lane the columns lane + 32 i.
 template <int kColumns>
-__global__ void __launch_bounds__(kAttendThreads) attend_fp32_kernel(AttendArguments a, AttendShape shape) {
-  begin_kernel();
+__global__ void __launch_bounds__(32 * kWarps) attend_fp32_kernel(AttendArguments a, AttendShape shape) {
   extern __shared__ float shared[];
+  fetch_ahead<float>(a, shape);
+  begin_kernel();
   const Share share = share_of(a, shape, 1);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float query[kAttendHeads][kColumns], output[kAttendHeads][kColumns] = {};
@@ -173,7 +200,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_fp32_kernel(AttendArgum
     }
   }
   const float scale = a.scale * 1.44269504f;
-  for (int index = share.begin + warp; index < share.end; index += kAttendWarps) {
+  for (int index = share.begin + warp; index < share.end; index += kWarps) {
     const float* key = static_cast<const float*>(a.key_cache) + share.cache_offset + int64_t{index} * a.head_size;
     const float* value = static_cast<const float*>(a.value_cache) + share.cache_offset + int64_t{index} * a.head_size;
     float k[kColumns], v[kColumns];
@@ -200,7 +227,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_fp32_kernel(AttendArgum
       for (int i = 0; i < kColumns; ++i) output[h][i] = fmaf(output[h][i], keep, weight * v[i]);
     }
   }
-  WarpResults results(shared, a.head_size);
+  const WarpResults<kWarps> results(shared, a.head_size);
 #pragma unroll
   for (int h = 0; h < kAttendHeads; ++h) {
     if (lane == 0) results.set(warp, h, maximum[h], sum[h]);
@@ -213,11 +240,12 @@ __global__ void __launch_bounds__(kAttendThreads) attend_fp32_kernel(AttendArgum
   finish_block<float>(a, shape, share, results);
 }
 
-template <class Kernel>
-void launch_split(Kernel kernel, const AttendArguments& a, const AttendShape& shape, void* stream) {
+void launch_split(void (*kernel)(AttendArguments, AttendShape), const AttendArguments& a, const AttendShape& shape,
+                  void* stream) {
   const dim3 grid(static_cast<unsigned>(shape.splits), static_cast<unsigned>(a.kv_heads * shape.parts),
                   static_cast<unsigned>(a.batch));
-  launch("attend_cached", kernel, grid, kAttendThreads, WarpResults::bytes(a.head_size), stream, a, shape);
+  launch_cluster("attend_cached", kernel, grid, 32 * kWarps, shape.clustered ? grid.x : 1,
+                 WarpResults<kWarps>::bytes(a.head_size), stream, a, shape);
 }
 
 template <class T>
@@ -244,7 +272,7 @@ void launch_fp32(const AttendArguments& a, const AttendShape& shape, void* strea
 
 int64_t attend_scratch(const AttendArguments& a) {
   const AttendShape shape = attend_shape(a);
-  return shape.splits == 1 ? 0 : a.batch * a.heads * shape.splits * (a.head_size + 2);
+  return shape.splits == 1 || shape.clustered ? 0 : a.batch * a.heads * shape.splits * (a.head_size + 2);
 }
 
 void attend_cached(const AttendArguments& a, void* stream) {
@@ -255,9 +283,9 @@ void attend_cached(const AttendArguments& a, void* stream) {
     case Element::kBFloat16: launch_tiles<__nv_bfloat16>(a, shape, stream); break;
     case Element::kFloat16: launch_tiles<__half>(a, shape, stream); break;
   }
-  if (shape.splits > 1) {
+  if (shape.splits > 1 && !shape.clustered) {
     dispatch(a.element, [&](auto type) {
-      launch("attend_cached", combine_kernel<decltype(type)>, static_cast<unsigned>(a.batch * a.heads), kAttendThreads,
+      launch("attend_cached", combine_kernel<decltype(type)>, static_cast<unsigned>(a.batch * a.heads), kCombineThreads,
              0, stream, a, shape, a.element == Element::kFloat32 ? 1 : kTile);
     });
   }

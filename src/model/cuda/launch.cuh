@@ -33,31 +33,50 @@ __device__ __forceinline__ void prefetch(const void* from, uint32_t bytes) {
 #endif
 }
 
-inline bool device_overlaps() {
-  static const bool overlaps = [] {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9 &&
-           std::getenv("FAULTLINE_NO_OVERLAP") == nullptr;
+inline int device_major() {  // of the compute capability
+  static const int major = [] {
+    int device = 0, value = 0;
+    const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
+    return known ? value : 0;
   }();
+  return major;
+}
+
+inline bool device_overlaps() {
+  static const bool overlaps = device_major() >= 9 && std::getenv("FAULTLINE_NO_OVERLAP") == nullptr;
   return overlaps;
 }
 
+// cluster: so many neighbours in x form a cluster (1: none).
 template <class... Formal, class... Actual>
-void launch(const char* name, void (*kernel)(Formal...), dim3 grid, dim3 block, std::size_t shared_bytes, void* stream,
-            Actual... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+void launch_cluster(const char* name, void (*kernel)(Formal...), dim3 grid, dim3 block, unsigned cluster,
+                    std::size_t shared_bytes, void* stream, Actual... arguments) {
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (device_overlaps()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = device_overlaps() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<Formal>(arguments)...);
   if (error != cudaSuccess) throw RuntimeFailure(std::string(name) + ": " + cudaGetErrorString(error));
+}
+
+template <class... Formal, class... Actual>
+void launch(const char* name, void (*kernel)(Formal...), dim3 grid, dim3 block, std::size_t shared_bytes, void* stream,
+            Actual... arguments) {
+  launch_cluster(name, kernel, grid, block, 1, shared_bytes, stream, arguments...);
 }
 
 }  // namespace faultline::ops::cuda

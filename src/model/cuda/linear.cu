@@ -1,98 +1,79 @@
 // x (M <= 8, K) times weight (N, K) transposed: bound by the weight's way through memory. For 16-bit types a block
-// takes eight outputs, its warps the slabs of 32 inputs in turn; each lane keeps eight 16-byte loads in flight and the
-// tensor cores do the sums (Note [Fragments]), so that a row's result does not depend on how many rows there are. Other
-// types and odd shapes: a warp an output, in plain fp32.
+// takes eight outputs and its warps share the inputs; each lane keeps six 16-byte loads in flight, asks for the next as
+// soon as it has used one, and the tensor cores do the sums (Note [Fragments]), so that a row's result does not depend
+// on how many rows there are. Blocks are small and many: the device's scheduler then evens out what a few large ones
+// would leave to the slowest. A single row x waits in shared memory, out of the weights' way; to copy more rows takes
+// longer than it saves. Other types and odd shapes: a warp an output, in plain fp32.
 #include "model/cuda/mma.cuh"
 
 namespace faultline::ops::cuda {
 namespace {
 
-constexpr int kWarps = 8, kAhead = 4, kOutputs = 8;
+constexpr int kWarps = 8, kAhead = 6, kOutputs = 8;
 constexpr unsigned kPrefetching = 528;  // the first blocks, which may come early: Note [Overlap]
+constexpr unsigned kPrefetched = 1024;  // bytes of a row
+constexpr std::size_t kSharedLimit = 40 << 10;
 
-// A lane's pointers and limits; slab j of the inputs is columns 32 j ... 32 j + 31.
-template <class T, int kSplit>
-struct Lane {
-  const T* weight;
-  const T* x;
-  int columns;  // left of this lane's first
-  bool has_row;
+// Slab j of the inputs is columns 32 j ... 32 j + 31; a warp takes two neighbours (128 bytes of a row), then the next
+// two that are its own.
+__device__ __forceinline__ int column_of(int warp, int i) { return ((i / 2 * kWarps + warp) * 2 + i % 2) * 32; }
 
-  __device__ __forceinline__ void load(int slab, uint4 (&w)[kAhead]) const {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int column = (slab + i * kSplit) * 32;
-      w[i] = column < columns ? load_once(weight + column) : uint4{};
-    }
-  }
-  __device__ __forceinline__ void multiply(int slab, const uint4 (&w)[kAhead], float (&sums)[4][2]) const {
-    uint4 v[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int column = (slab + i * kSplit) * 32;
-      v[i] = has_row && column < columns ? *reinterpret_cast<const uint4*>(x + column) : uint4{};
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {  // independent chains: a product takes some thirty cycles
-      multiply_add<T>(sums[i % 2], v[i].x, v[i].y, w[i].x, w[i].y);
-      multiply_add<T>(sums[2 + i % 2], v[i].z, v[i].w, w[i].z, w[i].w);
-    }
-  }
-};
-
-// kSplit warps share eight outputs, kGroups such groups make a block.
-template <class T, int kSplit, int kGroups>
-__global__ void __launch_bounds__(32 * kSplit * kGroups) tile_kernel(LinearArguments a) {
-  __shared__ float shared[kGroups][kSplit][kFewRows][kOutputs];
-  const int warp = threadIdx.x / 32 % kSplit, group = threadIdx.x / (32 * kSplit);
-  const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kGroups + group) * kOutputs;
-  const int64_t output = min(first + g, a.outputs - 1);
-  const Lane<T, kSplit> lane{static_cast<const T*>(a.weight) + output * a.weight_stride + 8 * c,
-                             static_cast<const T*>(a.x) + g * a.x_stride + 8 * c, static_cast<int>(a.inputs) - 8 * c,
-                             g < a.rows};
-  if (warp == 0 && c == 0 && blockIdx.x < kPrefetching)
-    prefetch(lane.weight, min(static_cast<uint32_t>(a.inputs), 2u * kSplit * kAhead * 32) * sizeof(T));
-  begin_kernel();
-  const int slabs = static_cast<int>((a.inputs + 31) / 32);
-  constexpr int kStep = kSplit * kAhead;
-  float sums[4][2] = {};
-  uint4 even[kAhead], odd[kAhead];
-  lane.load(warp, even);
-  for (int slab = warp; slab < slabs; slab += 2 * kStep) {
-    lane.load(slab + kStep, odd);
-    lane.multiply(slab, even, sums);
-    lane.load(slab + 2 * kStep, even);
-    lane.multiply(slab + kStep, odd, sums);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) shared[group][warp][g][2 * c + i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
-  __syncthreads();
-  for (int i = threadIdx.x; i < kGroups * kFewRows * kOutputs; i += 32 * kSplit * kGroups) {
-    const int at = i / (kFewRows * kOutputs), row = i / kOutputs % kFewRows, column = i % kOutputs;
-    const int64_t to = (static_cast<int64_t>(blockIdx.x) * kGroups + at) * kOutputs + column;
-    if (row >= a.rows || to >= a.outputs) continue;
-    float total = a.bias ? to_float(static_cast<const T*>(a.bias)[to]) : 0.0f;
-#pragma unroll
-    for (int w = 0; w < kSplit; ++w) total += shared[at][w][row][column];
-    static_cast<T*>(a.out)[row * a.outputs + to] = from_float<T>(total);
-  }
+__device__ __forceinline__ uint4 load_column(const void* from, bool inside) {
+  return inside ? load_once(from) : uint4{};
 }
 
-// Some fifteen warps for each of 132 multiprocessors, and six slabs for each warp, where the shape allows.
+template <class T, bool kShared>
+__global__ void __launch_bounds__(32 * kWarps) tile_kernel(LinearArguments a) {
+  extern __shared__ uint4 row[];
+  __shared__ float parts[kWarps][kFewRows][kOutputs];
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kOutputs, output = min(first + g, a.outputs - 1);
+  const T* weight = static_cast<const T*>(a.weight) + output * a.weight_stride + kOctet * c;
+  if (warp == 0 && c == 0 && blockIdx.x < kPrefetching)
+    prefetch(weight, min(static_cast<uint32_t>(a.inputs * sizeof(T)), kPrefetched));
+  begin_kernel();
+  const int columns = static_cast<int>(a.inputs) - kOctet * c;  // from this lane's first on
+  uint4 w[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) w[i] = load_column(weight + column_of(warp, i), column_of(warp, i) < columns);
+  const auto* x = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + g * a.x_stride) + c;
+  if constexpr (kShared) {
+    for (int i = threadIdx.x; i < a.inputs / kOctet; i += 32 * kWarps) row[i] = static_cast<const uint4*>(a.x)[i];
+    __syncthreads();
+    x = row + c;
+  }
+  const bool has_row = g < a.rows;
+  // The same number of turns for all warps, so that the compiler sees the products in uniform flow.
+  const int turns = static_cast<int>((a.inputs + 64 * kWarps - 1) / (64 * kWarps)) * 2;
+  float sums[4][2] = {};  // independent chains: a product takes some thirty cycles
+  for (int at = 0; at < turns; at += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int column = column_of(warp, at + i), next = column_of(warp, at + i + kAhead);
+      const uint4 v = has_row && column < columns ? x[column / kOctet] : uint4{};
+      multiply_add<T>(sums[i % 2], v.x, v.y, w[i].x, w[i].y);
+      multiply_add<T>(sums[2 + i % 2], v.z, v.w, w[i].z, w[i].w);
+      w[i] = load_column(weight + next, next < columns);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) parts[warp][g][2 * c + i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+  __syncthreads();
+  const int to = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs;
+  if (to >= a.rows || first + column >= a.outputs) return;
+  float total = a.bias ? to_float(static_cast<const T*>(a.bias)[first + column]) : 0.0f;
+#pragma unroll
+  for (int part = 0; part < kWarps; ++part) total += parts[part][to][column];
+  static_cast<T*>(a.out)[to * a.outputs + first + column] = from_float<T>(total);
+}
+
 template <class T>
 void launch_tiles(const LinearArguments& a, void* stream) {
-  const int64_t groups = (a.outputs + kOutputs - 1) / kOutputs, slabs = (a.inputs + 31) / 32;
-  const auto wants = [&](int64_t split) { return groups * split / 2 < 2000 && slabs >= 6 * split; };
-  const auto start = [&](auto kernel, int64_t split, int64_t per_block) {
-    launch("few_rows_linear", kernel, blocks_of(groups, per_block), static_cast<unsigned>(32 * split * per_block), 0,
-           stream, a);
-  };
-  if (wants(16)) return start(tile_kernel<T, 16, 1>, 16, 1);
-  if (wants(8)) return start(tile_kernel<T, 8, 1>, 8, 1);
-  if (wants(4)) return start(tile_kernel<T, 4, 1>, 4, 1);
-  if (wants(2)) return start(tile_kernel<T, 2, 2>, 2, 2);
-  start(tile_kernel<T, 1, 4>, 1, 4);
+  const auto bytes = static_cast<std::size_t>(a.inputs) * sizeof(T);
+  const unsigned blocks = blocks_of(a.outputs, kOutputs);
+  if (a.rows == 1 && bytes <= kSharedLimit)
+    return launch("few_rows_linear", tile_kernel<T, true>, blocks, 32 * kWarps, bytes, stream, a);
+  launch("few_rows_linear", tile_kernel<T, false>, blocks, 32 * kWarps, 0, stream, a);
 }
 
 template <class T>

@@ -7,6 +7,8 @@ namespace {
 
 template <class T>
 __global__ void norm_kernel(NormArguments a, bool aligned) {
+  if (aligned && blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0)
+    prefetch(a.weight, static_cast<uint32_t>(a.width * sizeof(float)));
   begin_kernel();
   __shared__ float shared[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -14,8 +16,9 @@ __global__ void norm_kernel(NormArguments a, bool aligned) {
   const T* x = static_cast<const T*>(a.x) + row / a.inner * a.outer_stride + row % a.inner * a.inner_stride;
   const T* residual = a.residual ? static_cast<const T*>(a.residual) + row * a.width : nullptr;
   T* sum = static_cast<T*>(a.sum) + row * a.width;
-  float first[kOctet], squares = 0.0f;
+  float first[kOctet], weight[kOctet] = {}, squares = 0.0f;
   const int64_t begin = threadIdx.x * kOctet, step = blockDim.x * kOctet;
+  if (begin < a.width) load_octet(a.weight + begin, a.width - begin, aligned, weight);  // not after the sum: it is slow
   for (int64_t column = begin; column < a.width; column += step) {
     float value[kOctet];
     load_octet(x + column, a.width - column, aligned, value);
@@ -35,9 +38,10 @@ __global__ void norm_kernel(NormArguments a, bool aligned) {
   }
   const float inverse = 1.0f / sqrtf(row_sum(squares, shared) / static_cast<float>(a.width) + a.eps);
   for (int64_t column = begin; column < a.width; column += step) {
-    float weight[kOctet];
-    load_octet(a.weight + column, a.width - column, aligned, weight);
-    if (column != begin) load_octet((residual ? sum : x) + column, a.width - column, aligned, first);
+    if (column != begin) {
+      load_octet(a.weight + column, a.width - column, aligned, weight);
+      load_octet((residual ? sum : x) + column, a.width - column, aligned, first);
+    }
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) first[i] = first[i] * inverse * weight[i];
     store_octet(static_cast<T*>(a.out) + row * a.width + column, a.width - column, aligned, first);
