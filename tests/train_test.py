@@ -119,7 +119,7 @@ def test_a_dry_run_predicts_and_writes_nothing(model, tmp_path):
 
 @pytest.mark.parametrize("arguments,sentence", [
     (["train.micro_batch=5"], "does not divide"),
-    (["train.prompts=33"], "the task has 32 problems"),
+    (["train.prompts=34"], "the task has 32 problems"),
     (["train.max_new_tokens=2000"], "context holds 1024"),
     (["train.loss_agg_mode=token-men"], "token-mean"),
     (["+aqn={schedule: constant, layers: 7}"], "the model has layers 0 to 1"),

@@ -101,7 +101,8 @@ void show(const Section& section, bool places, bool all) {
                     places ? key.substr(tab + 1) : sum.shapes});
   }
   print("\n" + styled(Style::kHeading, section.name) + "\n" + table(rows));
-  if (hidden > 0) print(fmt::format("and {} calls of no family (views, copies, bookkeeping); --all shows them\n", hidden));
+  if (hidden > 0)
+    print(fmt::format("and {} calls of no family (views, copies, bookkeeping); --all shows them\n", hidden));
 }
 
 ExitCode census(const Options& options, const Globals& globals) {

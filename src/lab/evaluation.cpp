@@ -69,9 +69,9 @@ OrderedJson accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) 
   const int64_t n = std::ssize(row.answers), correct = row.correct();
   const Interval interval = wilson_interval(correct, n);
   OrderedJson json = {{"correct", correct},
-               {"questions", n},
-               {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
-               {"interval", {interval.low, interval.high}}};
+                      {"questions", n},
+                      {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
+                      {"interval", {interval.low, interval.high}}};
   int64_t ended = 0;
   for (const Answer& answer : row.answers) ended += answer.ended;
   json["ended"] = ended;
@@ -89,8 +89,8 @@ OrderedJson accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) 
 
 OrderedJson perplexity_json(const EvaluationRow& row, const EvaluationRow& clean) {
   OrderedJson json = {{"perplexity", std::exp(row.perplexity->mean_loss)},
-               {"nats_per_token", row.perplexity->mean_loss},
-               {"tokens", row.perplexity->tokens}};
+                      {"nats_per_token", row.perplexity->mean_loss},
+                      {"tokens", row.perplexity->tokens}};
   if (&row == &clean || row.perplexity->window_losses.size() < 2) return json;
   const MeanInterval difference = paired_t_interval(row.perplexity->window_losses, clean.perplexity->window_losses);
   json["added_nats"] = difference.mean;

@@ -72,7 +72,8 @@ at::Tensor model_logits(int64_t handle, const at::Tensor& tokens) {  // (B, T) -
 std::vector<at::Tensor> model_parameters(int64_t handle) {
   return translated([&] {
     std::vector<at::Tensor> tensors;
-    for (const CausalLm::Parameter& parameter : opened(handle).model->parameters()) tensors.push_back(*parameter.tensor);
+    for (const CausalLm::Parameter& parameter : opened(handle).model->parameters())
+      tensors.push_back(*parameter.tensor);
     return tensors;
   });
 }
@@ -104,7 +105,9 @@ std::tuple<at::Tensor, at::Tensor> model_generate(int64_t handle, at::IntArrayRe
     std::size_t first = 0;
     for (const int64_t length : lengths) {
       const auto count = static_cast<std::size_t>(length);
-      requests.push_back({tokens.slice(first, count).vec(), max_new_tokens, static_cast<uint64_t>(seed) + requests.size(),
+      requests.push_back({tokens.slice(first, count).vec(),
+                          max_new_tokens,
+                          static_cast<uint64_t>(seed) + requests.size(),
                           {temperature, top_k, top_p}});
       first += count;
     }
@@ -113,7 +116,8 @@ std::tuple<at::Tensor, at::Tensor> model_generate(int64_t handle, at::IntArrayRe
     at::Tensor made = at::full({count, max_new_tokens}, -1, at::kLong), chances = at::zeros({count, max_new_tokens});
     for (int64_t i = 0; i < count; ++i) {
       const Completion& completion = completions[static_cast<std::size_t>(i)];
-      std::copy(completion.tokens.begin(), completion.tokens.end(), made.mutable_data_ptr<int64_t>() + i * max_new_tokens);
+      std::copy(completion.tokens.begin(), completion.tokens.end(),
+                made.mutable_data_ptr<int64_t>() + i * max_new_tokens);
       std::copy(completion.log_probabilities.begin(), completion.log_probabilities.end(),
                 chances.mutable_data_ptr<float>() + i * max_new_tokens);
     }

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "site/translated.h"
 #include "recipe/recipe.h"
+#include "site/translated.h"
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"

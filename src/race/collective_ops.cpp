@@ -12,11 +12,11 @@
 
 #include "base/config.h"
 #include "numeric/apply.h"
-#include "site/translated.h"
 #include "race/collective_tap.h"
 #include "race/config.h"
 #include "race/hooks.h"
 #include "record/jsonl.h"
+#include "site/translated.h"
 
 namespace faultline::race {
 namespace {

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "numeric/apply.h"
-#include "tap/operators.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
 

@@ -54,9 +54,8 @@ std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, 
     const Completion& completion = completions[i];
     const std::span<const int64_t> spoken(completion.tokens.data(),
                                           completion.tokens.size() - (completion.ended ? 1 : 0));
-    Answer answer{
-        problems[i].id,  spoken_text(tokenizer, spoken), "", 0, std::ssize(completion.tokens),
-        completion.ended};
+    Answer answer{problems[i].id,  spoken_text(tokenizer, spoken), "", 0, std::ssize(completion.tokens),
+                  completion.ended};
     answer.extracted = extract_answer(answer.text, options.scoring);
     answer.reward = reward(answer.text, problems[i].answer, options.scoring);
     answers.push_back(std::move(answer));
