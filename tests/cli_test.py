@@ -188,7 +188,7 @@ def complete(tmp_path_factory):
 
 
 def test_bash_completes_commands_options_and_names(complete):
-    commands = ["demo", "apply", "list", "explain", "check", "schema", "selftest", "completion"]
+    commands = ["demo", "apply", "list", "explain", "check", "schema", "selftest", "race", "triage", "completion"]
     assert complete("faultline", "") == commands
     assert complete("faultline", "--seed", "3", "ex") == ["explain"]
     assert complete("faultline", "list", "f") == ["faults", "formats"]

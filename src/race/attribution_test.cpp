@@ -80,7 +80,11 @@ TEST(Axes, ATieIsAmbiguous) {
   auto ranks = clean();
   ranks.resize(2);
   for (RankRecord& rank : ranks)
-    for (LayerRecord& layer : rank.layers) layer.sent.resize(2), layer.received.resize(2);
+    for (LayerRecord& layer : rank.layers) {
+      layer.sent.resize(2);
+      layer.received.resize(2);
+      layer.keys[static_cast<size_t>(Key::kCommOutput)] = combined_digest(layer.received);
+    }
   value(ranks, 1, 3, Key::kComputeOutput) = kWrong;
   Reference none;
   const auto found = judge(config, ranks, none);
