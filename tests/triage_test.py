@@ -179,7 +179,8 @@ def test_killed_again_and_again_no_trial_is_lost_or_repeated(tmp_path):
             rows = {row[:2]: row for row in recorded(out)}
             assert all(rows.get(key) == row for key, row in before.items())  # what was recorded stays as it was
             before = rows
-    result = json.loads(launch("triage", "run", "--recipe", path, "--out", out, "--json", "--quiet").stdout)
+    with start("triage", "run", "--recipe", path, "--out", out, "--json", "--quiet") as runner:
+        result = json.loads(runner.communicate(timeout=600)[0])
     trials = max(4, kills // 2)
     assert [cell["valid"] + cell["errors"] for cell in result["cells"]] == [trials] * 3
     keys = [row[:2] for row in recorded(out)]

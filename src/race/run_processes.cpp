@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -27,7 +28,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kStartSeconds = 30;  // for all ranks to load and report
+constexpr double kLastWordsSeconds = 2.5;  // for the others, once a rank has failed
+constexpr double kStartSeconds = 30;       // for all ranks to load and report
 
 struct RankProcess {
   pid_t id = -1;
@@ -113,20 +115,24 @@ class Launcher {
   }
 
   void merge(RunResult& result) const {
-    std::vector<int> died;  // by themselves, without a word: whoever had to be ended after that was waiting for them
-    for (int rank = 0; rank < options_.ranks; ++rank)
-      if (!std::filesystem::exists(file_of(rank)) && !processes_[static_cast<size_t>(rank)].killed)
-        died.push_back(rank);
+    std::vector<int> died;  // by themselves, without a word
     for (int rank = 0; rank < options_.ranks; ++rank) {
-      const RankProcess& process = processes_[static_cast<size_t>(rank)];
       if (std::filesystem::exists(file_of(rank))) {
         add_rank_file(result, file_of(rank), rank);
-        continue;
+      } else if (!processes_[static_cast<size_t>(rank)].killed) {
+        died.push_back(rank);
       }
+    }
+    std::set<int> named(died.begin(), died.end());
+    for (const RankFailure& failure : result.failures) named.insert(failure.blamed.begin(), failure.blamed.end());
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      const RankProcess& process = processes_[static_cast<size_t>(rank)];
+      if (std::filesystem::exists(file_of(rank))) continue;
       RankFailure failure{
           rank, {rank}, process.killed, fmt::format("rank {} {}{}", rank, how_it_ended(process), last_seen(rank))};
-      if (process.killed && !died.empty()) failure.blamed = died, failure.hang = false;
-      result.failures.insert(process.killed ? result.failures.end() : result.failures.begin(), failure);
+      // Whoever had to be ended may only have waited for those that are known to have failed.
+      if (process.killed && !named.empty()) failure.blamed.assign(named.begin(), named.end());
+      result.failures.insert(result.failures.begin(), failure);
     }
   }
 
@@ -172,7 +178,8 @@ class Launcher {
     };
     const auto grace = seconds(kGraceSeconds + 1);
     const Clock::time_point silent = moved_ + seconds(config_.timeout_seconds) + grace;
-    if (failed_) return std::min(silent, *failed_ + grace);  // the others learn of it through the transport
+    if (failed_)
+      return std::min(silent, *failed_ + seconds(kLastWordsSeconds));  // the others learn of it through the transport
     return all_reported_ ? silent : std::max(silent, started_ + seconds(kStartSeconds));
   }
 
