@@ -7,6 +7,7 @@
 
 #include "aqn/aqn_schema.h"
 #include "base/override.h"
+#include "diagnose/diagnose_schema.h"
 #include "experiment/experiment.h"
 #include "lab/evaluation_schema.h"
 #include "task/task.h"
@@ -39,6 +40,7 @@ void register_once() {
   register_train_section();
   register_aqn_section();
   register_experiment_section();
+  register_diagnose_section();
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {
