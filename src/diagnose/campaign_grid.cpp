@@ -21,18 +21,19 @@ FaultGrid full_grid() {
                   {"stuck exponent bit", "stuck_at", "stuck_at(bit=8, value=1"},
                   {"mxfp4", "quantize", "quantize(format=mxfp4"}};
   grid.extents = {1, 0.1, 0.01};
-  grid.sites = {{"layer output", "layer output", "module=layer_output", ""},
-                {"q_proj", "linear", "module=q_proj", "self_attn.q_proj"},
-                {"k_proj", "linear", "module=k_proj", "self_attn.k_proj"},
-                {"v_proj", "linear", "module=v_proj", "self_attn.v_proj"},
-                {"o_proj", "linear", "module=o_proj", "self_attn.o_proj"},
-                {"gate_proj", "linear", "module=gate_proj", "mlp.gate_proj"},
-                {"up_proj", "linear", "module=up_proj", "mlp.up_proj"},
-                {"down_proj", "linear", "module=down_proj", "mlp.down_proj"},
-                {"input norm", "norm", "module='*input_layernorm'", "input_layernorm"},
-                {"second norm", "norm", "module='*post_attention_layernorm'", "post_attention_layernorm"},
-                {"attention", "attention", "operator=attention", "self_attn"},
-                {"activation", "activation", "module=act_fn", "mlp.act_fn"}};
+  grid.sites = {
+      {"layer output", "layer output", "module=layer_output", ""},
+      {"q_proj", "linear", "module=q_proj,surface=output", "self_attn.q_proj"},
+      {"k_proj", "linear", "module=k_proj,surface=output", "self_attn.k_proj"},
+      {"v_proj", "linear", "module=v_proj,surface=output", "self_attn.v_proj"},
+      {"o_proj", "linear", "module=o_proj,surface=output", "self_attn.o_proj"},
+      {"gate_proj", "linear", "module=gate_proj,surface=output", "mlp.gate_proj"},
+      {"up_proj", "linear", "module=up_proj,surface=output", "mlp.up_proj"},
+      {"down_proj", "linear", "module=down_proj,surface=output", "mlp.down_proj"},
+      {"input norm", "norm", "module=\'*input_layernorm\',surface=output", "input_layernorm"},
+      {"second norm", "norm", "module=\'*post_attention_layernorm\',surface=output", "post_attention_layernorm"},
+      {"attention", "attention", "operator=attention", "self_attn"},
+      {"activation", "activation", "module=act_fn,surface=output", "mlp.act_fn"}};
   return grid;
 }
 

@@ -34,28 +34,36 @@ double share(const Picture& picture, bool only_changed, const Test& test) {
   return all == 0 ? 0 : static_cast<double>(yes) / static_cast<double>(all);
 }
 
-// The parameter that the elements agree on: the median of their estimates, those that say it most exactly first.
-struct Estimate {
-  double value, width;
+// The parameter that most elements allow: each allows an interval, as wide as its rounding.
+struct Interval {
+  double low, high;
 };
-double agreed(std::vector<Estimate> estimates) {
-  std::sort(estimates.begin(), estimates.end(), [](const auto& a, const auto& b) { return a.width < b.width; });
-  estimates.resize((estimates.size() + 3) / 4);
-  std::vector<double> values;
-  for (const Estimate& estimate : estimates) values.push_back(estimate.value);
-  return median(values);
+double agreed(const std::vector<Interval>& intervals) {
+  std::vector<std::pair<double, int>> ends;
+  for (const Interval& one : intervals) ends.emplace_back(one.low, -1), ends.emplace_back(one.high, 1);
+  std::sort(ends.begin(), ends.end());  // at equal places an interval opens before another closes
+  int64_t open = 0, most = 0;
+  double best = 0;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    open -= ends[i].second;
+    if (open <= most) continue;
+    most = open;
+    best = i + 1 < ends.size() ? (ends[i].first + ends[i + 1].first) / 2 : ends[i].first;
+  }
+  return best;
 }
 
 // observed = expected + parameter * unit(element), within rounding, nearly everywhere. The parameter, or 0.
 double fitted(const Picture& picture, const std::function<double(const Element&)>& unit) {
-  std::vector<Estimate> estimates;
+  std::vector<Interval> intervals;
   for (const Element& element : picture.touched) {
-    const double one = unit(element);
-    if (one != 0 && element.changed && std::isfinite(element.observed))
-      estimates.push_back({(element.observed - element.expected) / one, element.slack / std::abs(one)});
+    const double one = unit(element), residual = element.observed - element.expected;
+    if (one == 0 || !std::isfinite(residual)) continue;
+    const double width = element.slack / std::abs(one);
+    intervals.push_back({residual / one - width, residual / one + width});
   }
-  if (estimates.empty()) return 0;
-  const double parameter = agreed(estimates);
+  if (intervals.empty()) return 0;
+  const double parameter = agreed(intervals);
   const double explained = share(picture, false, [&](const Element& element) {
     const double want = element.expected + parameter * unit(element);
     return std::abs(element.observed - want) <= 1.02 * element.slack + 1e-6 * std::abs(want);

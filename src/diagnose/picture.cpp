@@ -17,10 +17,12 @@ Picture picture_of(const Observation& observation, const at::Tensor& given, int6
   const auto cut = [&](const at::Tensor& x) { return x.narrow(1, first, size).to(at::kCPU); };
   const at::Tensor observed = cut(given), expected = cut(observation.expected).to(at::kDouble).contiguous();
   const at::Tensor value = observed.to(at::kDouble).contiguous();
-  at::Tensor slack = half_ulp(value.nan_to_num(), dtype);
-  if (observation.tolerance.defined()) slack = at::maximum(slack, cut(observation.tolerance).to(at::kDouble));
-  const at::Tensor wrong = observation.tolerance.defined() ? (value - expected).abs().le(slack).logical_not()
-                                                           : observed.ne(expected.to(dtype));
+  at::Tensor slack = half_ulp(value.nan_to_num(), dtype), wrong = observed.ne(expected.to(dtype));
+  if (observation.tolerance.defined()) {  // the value was rounded before the fault, and again after it
+    const at::Tensor tolerance = cut(observation.tolerance).to(at::kDouble);
+    wrong = (value - expected).abs().le(tolerance).logical_not();
+    slack = slack + tolerance;
+  }
   const at::Tensor columns = wrong.any(0).nonzero().reshape(-1);
   Picture picture;
   picture.mantissa = mantissa_bits(dtype);

@@ -91,7 +91,7 @@ void SelfProbe::probe_small(int64_t layer, const at::Tensor& x) {
   // Swallowed: a column that is zero wherever something went in. Zeros by chance are rare and stand alone.
   const PlanPause pause;
   const at::Tensor lost = y.eq(0).logical_and(small.ne(0));
-  const bool swallows = lost.to(at::kDouble).mean().item<double>() > 1e-3 ||
+  const bool swallows = lost.to(at::kDouble).mean().item<double>() > 0.02 ||
                         (x.size(0) >= 8 && lost.sum(0).max().item<int64_t>() > x.size(0) / 2);
   if (swallows) observe({"tiny, not zero", "layer_output", place, at::where(lost, small, y), y});
 }
