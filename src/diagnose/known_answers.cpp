@@ -20,11 +20,11 @@ at::Tensor random_signs(at::IntArrayRef sizes, at::Generator& random, const at::
   return (at::randint(0, 2, sizes, random, at::kLong).to(options) * 2 - 1);
 }
 
-// (R, K): 2^k at one index each.
+// (R, K): 2^k at one index each; k is not negative, or small weights of fp16 would lose bits below its normal range.
 at::Tensor one_hot_rows(int64_t inputs, at::Generator& random, const at::TensorOptions& options) {
   const int64_t rows = std::min(kOneHots, inputs);
   const at::Tensor index = at::randperm(inputs, random, at::kLong).narrow(0, 0, rows).to(options.device());
-  const at::Tensor value = at::exp2(at::randint(-4, 5, {rows, 1}, random, at::kLong).to(options));
+  const at::Tensor value = at::exp2(at::randint(0, 5, {rows, 1}, random, at::kLong).to(options));
   return at::zeros({rows, inputs}, options).scatter(1, index.unsqueeze(1), value);
 }
 
