@@ -37,34 +37,48 @@ CausalLm::CausalLm(const ModelConfig& config, const WeightSource& source, at::Sc
 
 at::Tensor CausalLm::forward(const at::Tensor& tokens, const Sight& sight, ForwardKind kind) const {
   const ForwardScope root(root_, kind);
-  at::Tensor start;  // (N, hidden)
-  {
-    const Scope scope(embedding_place_);
-    start = boundary(at::embedding(embedding_, tokens), embedding_place_, Surface::kOutput);
-  }
-  ResidualStream stream(std::move(start));
+  ResidualStream stream(embed(tokens));
   for (int64_t i = 0; i < config_.layers; ++i) {
-    const Layer& layer = layers_[static_cast<std::size_t>(i)];
-    const Scope scope(layer.place);
-    if (boundary_is_wanted(layer.place, Surface::kInput))
-      stream.sum() = boundary(stream.sum(), layer.place, Surface::kInput);
-    stream.add(layer.attention(stream.normed(layer.input_norm), sight, i));
-    const at::Tensor normed = stream.normed(layer.post_attention_norm);
-    stream.add(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp));
-    if (boundary_is_wanted(layer.place, Surface::kOutput))
-      stream.sum() = boundary(stream.sum(), layer.place, Surface::kOutput);
+    const Scope scope(layers_[static_cast<std::size_t>(i)].place);
+    run_layer(i, stream, sight);
   }
   return stream.normed(final_norm_);
 }
 
-at::Tensor CausalLm::forward_rows(const at::Tensor& tokens, ForwardKind kind) const {
-  const int64_t length = tokens.size(1);
+at::Tensor CausalLm::embed(const at::Tensor& tokens) const {
+  const Scope scope(embedding_place_);
+  return boundary(at::embedding(embedding_, tokens), embedding_place_, Surface::kOutput);
+}
+
+void CausalLm::run_layer(int64_t index, ResidualStream& stream, const Sight& sight) const {
+  const Layer& layer = layers_[static_cast<std::size_t>(index)];
+  if (boundary_is_wanted(layer.place, Surface::kInput))
+    stream.sum() = boundary(stream.sum(), layer.place, Surface::kInput);
+  stream.add(layer.attention(stream.normed(layer.input_norm), sight, index));
+  const at::Tensor normed = stream.normed(layer.post_attention_norm);
+  stream.add(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp));
+  if (boundary_is_wanted(layer.place, Surface::kOutput))
+    stream.sum() = boundary(stream.sum(), layer.place, Surface::kOutput);
+}
+
+at::Tensor CausalLm::run_layer(int64_t index, const at::Tensor& x, int64_t rows) const {
+  const Scope scope(layers_[static_cast<std::size_t>(index)].place);
+  ResidualStream stream(x);
+  run_layer(index, stream, whole_rows(rows, x.size(0) / rows));
+  return stream.sum();
+}
+
+Sight CausalLm::whole_rows(int64_t rows, int64_t length) const {
   ensure_positions(length);
   Sight sight;
-  sight.positions = at::arange(length, tokens.options()).repeat({tokens.size(0)});
-  sight.rows = tokens.size(0);
+  sight.positions = at::arange(length, at::TensorOptions(at::kLong).device(device())).repeat({rows});
+  sight.rows = rows;
   sight.rotary = &rotary_;
-  return forward(tokens.reshape(-1), sight, kind);
+  return sight;
+}
+
+at::Tensor CausalLm::forward_rows(const at::Tensor& tokens, ForwardKind kind) const {
+  return forward(tokens.reshape(-1), whole_rows(tokens.size(0), tokens.size(1)), kind);
 }
 
 at::Tensor CausalLm::hidden_states(const at::Tensor& tokens) const { return forward_rows(tokens, ForwardKind::kWhole); }

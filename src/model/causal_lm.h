@@ -49,6 +49,14 @@ class CausalLm {
 
   void ensure_positions(int64_t positions) const;  // the rotary table; before a graph is captured
 
+  // The pieces, for whoever examines them one by one. x: (rows * T, hidden), whole rows; the result likewise.
+  at::Tensor run_layer(int64_t layer, const at::Tensor& x, int64_t rows) const;
+  at::Tensor embed(const at::Tensor& tokens) const;  // (N) -> (N, hidden)
+  const std::vector<Layer>& layers() const { return layers_; }
+  const Norm& final_norm() const { return final_norm_; }
+  const Linear& head_linear() const { return head_; }
+  Sight whole_rows(int64_t rows, int64_t length) const;
+
   const ModelConfig& config() const { return config_; }
   at::TensorOptions options() const { return embedding_.options(); }
   at::Device device() const { return embedding_.device(); }
@@ -66,6 +74,7 @@ class CausalLm {
  private:
   at::Tensor forward(const at::Tensor& tokens, const Sight& sight, ForwardKind kind) const;
   at::Tensor forward_rows(const at::Tensor& tokens, ForwardKind kind) const;
+  void run_layer(int64_t layer, ResidualStream& stream, const Sight& sight) const;
 
   ModelConfig config_;
   PlaceId root_ = kNowhere, embedding_place_ = kNowhere;

@@ -7,6 +7,7 @@
 
 #include "aqn/aqn_schema.h"
 #include "base/override.h"
+#include "diagnose/diagnose_schema.h"
 #include "experiment/experiment.h"
 #include "lab/evaluation_schema.h"
 #include "race/config.h"
@@ -43,6 +44,7 @@ void register_once() {
   register_experiment_section();
   registry.add("race", race::config_schema(), {.doc = "known bytes through collectives; `faultline race`"});
   registry.add("triage", triage::recipe_schema(), {.doc = "a matrix of mitigations; `faultline triage run`"});
+  register_diagnose_section();
 }
 
 Node checked(const Node& given, std::span<const std::string> overrides) {

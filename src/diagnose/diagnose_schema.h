@@ -1,0 +1,14 @@
+// The recipe section `diagnose:`, a campaign.
+#pragma once
+
+#include "base/schema.h"
+#include "diagnose/campaign.h"
+
+namespace faultline {
+
+void register_diagnose_section();  // of the recipe's schema; once
+
+// recipe: validated, with the section. reference: where answers are computed.
+CampaignSpec read_campaign(const Node& recipe, const at::Device& reference);
+
+}  // namespace faultline

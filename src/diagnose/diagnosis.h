@@ -1,0 +1,65 @@
+// What a diagnosis says. Evidence is one relation that a healthy machine keeps, at one place, with how far it was
+// broken; a candidate is a place that the evidence accuses, with the kind of fault its residuals look like; a diagnosis
+// is healthy, or a ranked list of candidates, and always says what it cost and what it could not test. As JSON it is
+// what `aqn.layers: {from_verdict: FILE}` reads.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace faultline {
+
+inline constexpr int kDiagnosisVersion = 1;
+
+struct Evidence {
+  std::string relation;  // "infinity", "one-hot", "shadow linear"
+  std::string place;     // module path
+  int64_t elements = 0, violations = 0;
+  double ratio = 0;  // the worst |observed - expected| over what rounding allows; infinite: nothing is allowed
+  int64_t pass = 0;  // in which repetition it was first seen
+  struct Sample {
+    int64_t row, column;
+    double expected, observed;
+  };
+  std::vector<Sample> samples;  // the worst few, for --explain
+};
+
+enum class Certainty {
+  kExact,        // a relation without tolerance was broken: no healthy machine does that
+  kBound,        // a proven rounding bound was left
+  kStatistical,  // stands out among its neighbours: may be chance
+};
+
+struct Candidate {
+  int64_t layer = -1;     // -1: belongs to no layer
+  std::string place;      // "model.layers.7.mlp.down_proj"
+  std::string operation;  // layer_output, linear, norm, attention, rotary, activation, embedding, module, copy
+  std::string kind;       // as the fault catalogue names it; "unknown": none fits
+  std::string detail;     // "bit 3 forced to 1", "about +0.01 of the value"
+  double score = 0;       // ranks; of classic, the published score
+  Certainty certainty = Certainty::kExact;
+  bool intermittent = false;
+  std::vector<Evidence> evidence;
+};
+
+struct Diagnosis {
+  std::string method;
+  std::vector<Candidate> candidates;    // most accused first; empty and everything tested: healthy
+  std::vector<std::string> not_tested;  // sentences
+  std::vector<std::string> not_excluded;
+  int64_t relations = 0, elements = 0;  // judged
+  double forwards = 0;                  // forward-equivalents of the prompt
+  int64_t operator_calls = 0;
+  int64_t passes = 1;
+  double seconds = 0;
+
+  bool fault_found() const { return !candidates.empty(); }
+};
+
+std::string_view certainty_name(Certainty certainty);
+nlohmann::ordered_json to_json(const Diagnosis& diagnosis);
+nlohmann::ordered_json diagnosis_schema();  // JSON Schema of the above
+
+}  // namespace faultline

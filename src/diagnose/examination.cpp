@@ -1,0 +1,49 @@
+#include "diagnose/examination.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "diagnose/classic.h"
+#include "diagnose/self.h"
+#include "diagnose/shadow.h"
+#include "tap/plan.h"
+
+namespace faultline {
+
+Examiner::Examiner(const CausalLm& model, const at::Device& reference, uint64_t seed, bool keep)
+    : model_(model), device_(reference), seed_(seed) {
+  reference_.device = reference;
+  reference_.keep_weights = keep;
+}
+
+const std::map<PlaceId, KnownAnswers>& Examiner::answers() {
+  if (answers_.empty()) {
+    const PlanPause pause;
+    answers_ = known_answers(model_, seed_, device_);
+  }
+  return answers_;
+}
+
+Diagnosis Examiner::run(const Examination& examination) {
+  const at::Tensor tokens = examination.tokens.to(model_.device());
+  if (examination.method == "self")
+    return diagnose_self(model_, answers(), {tokens, examination.seed, examination.passes, true});
+  if (examination.method == "shadow") return diagnose_shadow(model_, reference_, {tokens, examination.passes});
+  if (examination.method == "classic") return diagnose_classic(model_, {tokens, examination.seed, true});
+  static const std::vector<std::string> methods = {"classic", "self", "shadow"};
+  throw UsageError(
+      fmt::format("there is no method '{}'{}", examination.method, did_you_mean(examination.method, methods)));
+}
+
+Planted planted_by(Plan& plan) {
+  Planted planted;
+  for (const Plan::Evidence& evidence : plan.read_evidence()) {
+    planted.calls += static_cast<int64_t>(evidence.numbers.active_calls);
+    planted.changed += static_cast<int64_t>(evidence.numbers.changed);
+  }
+  return planted;
+}
+
+}  // namespace faultline

@@ -1,0 +1,45 @@
+// A diagnosis from a model's name on: prepared once, then as many diagnoses by as many methods as wanted, under
+// whatever plan is armed.
+#pragma once
+
+#include <memory>
+
+#include "diagnose/diagnosis.h"
+#include "diagnose/known_answers.h"
+#include "diagnose/recomputation.h"
+
+namespace faultline {
+
+struct Examination {
+  std::string method = "self";  // classic, self, shadow
+  at::Tensor tokens;            // (1, T) int64, on any device
+  uint64_t seed = 0;
+  int64_t passes = 1;
+};
+
+class Examiner {
+ public:
+  // reference: where answers are computed. keep: everything that further diagnoses of the same model can use again.
+  Examiner(const CausalLm& model, const at::Device& reference, uint64_t seed, bool keep);
+
+  Diagnosis run(const Examination& examination);
+  const CausalLm& model() const { return model_; }
+
+ private:
+  const std::map<PlaceId, KnownAnswers>& answers();
+
+  const CausalLm& model_;
+  at::Device device_;
+  uint64_t seed_;
+  std::map<PlaceId, KnownAnswers> answers_;
+  Recomputation reference_;
+};
+
+// Of every site that a planted fault changed: elements changed, from the ledger of the active plan.
+struct Planted {
+  int64_t calls = 0, changed = 0;
+};
+class Plan;
+Planted planted_by(Plan& plan);
+
+}  // namespace faultline

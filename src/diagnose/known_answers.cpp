@@ -1,0 +1,110 @@
+#include "diagnose/known_answers.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <cmath>
+
+#include "base/text.h"
+#include "diagnose/observation.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192;
+constexpr double kAccumulator = 0x1p-24;
+
+at::Generator generator(uint64_t seed) { return at::detail::createCPUGenerator(seed); }
+
+at::Tensor random_signs(at::IntArrayRef sizes, at::Generator& random, const at::TensorOptions& options) {
+  return (at::randint(0, 2, sizes, random, at::kLong).to(options) * 2 - 1);
+}
+
+// (R, K): 2^k at one index each; k is not negative, or small weights of fp16 would lose bits below its normal range.
+at::Tensor one_hot_rows(int64_t inputs, at::Generator& random, const at::TensorOptions& options) {
+  const int64_t rows = std::min(kOneHots, inputs);
+  const at::Tensor index = at::randperm(inputs, random, at::kLong).narrow(0, 0, rows).to(options.device());
+  const at::Tensor value = at::exp2(at::randint(0, 5, {rows, 1}, random, at::kLong).to(options));
+  return at::zeros({rows, inputs}, options).scatter(1, index.unsqueeze(1), value);
+}
+
+// (R, K): each output is among the largest of one row.
+at::Tensor level_rows(const at::Tensor& weight, at::Generator& random) {
+  const int64_t outputs = weight.size(0), inputs = weight.size(1);
+  const int64_t group = std::clamp<int64_t>(inputs / 16, 1, outputs);
+  const int64_t rows = std::min((outputs + group - 1) / group, kMostLevelRows);
+  const at::Tensor order = at::randperm(outputs, random, at::kLong).to(weight.device());
+  std::vector<at::Tensor> all;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t first = std::min(r * group, outputs - group);
+    const at::Tensor chosen = weight.index_select(0, order.narrow(0, first, group));  // (G, K)
+    at::Tensor gram = chosen.mm(chosen.t());
+    gram = gram + at::eye(group, gram.options()) * (1e-6 * gram.diagonal().mean() + 1e-30);
+    const at::Tensor wanted = random_signs({group, 1}, random, gram.options());
+    const at::Tensor x = at::linalg_solve(gram, wanted).t().mm(chosen);  // (1, K)
+    all.push_back(x / x.square().mean().sqrt().clamp_min(1e-30));
+  }
+  return at::cat(all, 0);
+}
+
+}  // namespace
+
+at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& exact,
+                             at::ScalarType dtype, const at::Device& device) {
+  // Needed on CPUs: 0.065 (bf16), 0.46 (fp32); tensor cores truncate where fp32 units round.
+  const double c = device.is_cuda() ? 4 : dtype == at::kFloat ? 2 : 1;
+  const at::Tensor sizes = x.norm(2, 1).unsqueeze(1) * weight.norm(2, 1).unsqueeze(0);
+  return half_ulp(exact, dtype) + sizes * (c * std::sqrt(static_cast<double>(x.size(1))) * kAccumulator);
+}
+
+KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device& reference) {
+  const at::ScalarType dtype = linear.weight.scalar_type();
+  at::Generator random = generator(seed);
+  const at::Tensor weight = linear.weight.to(reference).to(at::kDouble);  // (N, K)
+  const at::Tensor hot = one_hot_rows(weight.size(1), random, weight.options());
+  const at::Tensor sign = random_signs({kSignRows, weight.size(1)}, random, weight.options());
+  const at::Tensor x = at::cat({hot, level_rows(weight, random), sign}, 0).to(dtype);
+  const at::Tensor exact_x = x.to(at::kDouble);
+  at::Tensor exact = exact_x.mm(weight.t());
+  if (linear.bias.defined()) exact = exact + linear.bias.to(reference).to(at::kDouble);
+  at::Tensor tolerance = product_tolerance(exact_x, weight, exact, dtype, linear.weight.device());
+  if (!linear.bias.defined()) tolerance.narrow(0, 0, hot.size(0)).zero_();
+  const at::ScalarType wide = dtype == at::kFloat ? at::kDouble : at::kFloat;
+  const at::Device device = linear.weight.device();
+  return {x.to(device), exact.to(wide).to(device),
+          (tolerance * (wide == at::kFloat ? 1.000001 : 1)).to(wide).to(device)};
+}
+
+std::vector<const Linear*> linears_of(const Layer& layer) {
+  std::vector<const Linear*> all = {&layer.attention.qkv, &layer.attention.output};
+  const auto add = [&](const Mlp& mlp) {
+    for (const Linear* linear : {&mlp.gate_up, &mlp.down})
+      if (linear->weight.defined()) all.push_back(linear);
+  };
+  if (const auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
+    add(*mlp);
+    return all;
+  }
+  const Moe& moe = std::get<Moe>(layer.mlp);
+  all.push_back(&moe.router);
+  for (const Mlp& expert : moe.experts) add(expert);
+  add(moe.shared);
+  if (moe.shared_gate.weight.defined()) all.push_back(&moe.shared_gate);
+  return all;
+}
+
+std::map<PlaceId, KnownAnswers> known_answers(const CausalLm& model, uint64_t seed, const at::Device& reference,
+                                              const std::function<void(double)>& progress) {
+  const at::NoGradGuard no_gradients;
+  std::map<PlaceId, KnownAnswers> answers;
+  double done = 0;
+  for (const Layer& layer : model.layers()) {
+    for (const Linear* linear : linears_of(layer))
+      if (linear->weight.isfinite().all().item<bool>())
+        answers[linear->place] = known_answers(*linear, mix64(seed, hash64(place_of(linear->place).path)), reference);
+    if (progress) progress(++done / static_cast<double>(model.layers().size()));
+  }
+  return answers;
+}
+
+}  // namespace faultline

@@ -1,0 +1,36 @@
+// Inputs of a linear layer whose outputs are known before it runs. One-hot rows: f(2^k e_i) is a column of the weight,
+// to the bit. Level rows: x solves W_g x = ±1 for a group of outputs, so that each output once stands among its row's
+// largest, where a saturation bites; their answers are computed in fp64 and may differ by rounding alone. Sign rows
+// touch every weight at once: a narrow accumulator or a lost tile shows. Prepared once for a model, used many times.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+
+#include "model/causal_lm.h"
+
+namespace faultline {
+
+struct KnownAnswers {
+  at::Tensor input;      // (R, in), of the model's type
+  at::Tensor expected;   // (R, out), fp32 of 16-bit models, else fp64
+  at::Tensor tolerance;  // like it; 0: equal bits
+};
+
+// The bound of |computed - exact| of a product: half an ulp of the result, and the accumulator's share of |x||w|.
+// c * sqrt(K) * 2^-24 * |x| |w| bounds it by Cauchy and Schwarz. x: (R, K), weight: (N, K), exact: (R, N), all fp64.
+at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& exact,
+                             at::ScalarType dtype, const at::Device& device);
+
+// reference: where the answers are computed.
+KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device& reference);
+
+// Of every linear of the model whose weight is finite, by place. progress: the share that is done.
+std::map<PlaceId, KnownAnswers> known_answers(const CausalLm& model, uint64_t seed, const at::Device& reference,
+                                              const std::function<void(double)>& progress = {});
+
+// The linears of one layer, routers and experts included.
+std::vector<const Linear*> linears_of(const Layer& layer);
+
+}  // namespace faultline

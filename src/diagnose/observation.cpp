@@ -1,0 +1,90 @@
+#include "diagnose/observation.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tap/plan.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kSamples = 6;
+
+at::Tensor violations_of(const Observation& observation) {
+  const at::Tensor& observed = observation.observed;
+  const at::Tensor both_nan = observed.isnan().logical_and(observation.expected.isnan());  // it came in broken
+  if (!observation.tolerance.defined())
+    return observed.ne(observation.expected.to(observed.scalar_type())).logical_and(both_nan.logical_not());
+  const at::Tensor wide = observed.to(observation.expected.scalar_type());
+  const at::Tensor near = (wide - observation.expected).abs().le(observation.tolerance);
+  return near.logical_or(wide.eq(observation.expected)).logical_or(both_nan).logical_not();
+}
+
+void add_samples(const Observation& observation, const at::Tensor& where, Evidence& evidence) {
+  const at::Tensor index = where.nonzero().to(at::kCPU);  // (violations, 2)
+  const int64_t step = std::max<int64_t>(1, index.size(0) / kSamples);
+  for (int64_t i = 0; i < index.size(0) && std::ssize(evidence.samples) < kSamples; i += step) {
+    const int64_t row = index[i][0].item<int64_t>(), column = index[i][1].item<int64_t>();
+    evidence.samples.push_back({row, column, observation.expected[row][column].to(at::kDouble).item<double>(),
+                                observation.observed[row][column].to(at::kDouble).item<double>()});
+  }
+}
+
+double worst_ratio(const Observation& observation, const at::Tensor& where) {
+  if (!observation.tolerance.defined()) return std::numeric_limits<double>::infinity();
+  const at::Tensor error =
+      (observation.observed.to(at::kDouble) - observation.expected.to(at::kDouble)).abs().masked_select(where);
+  const at::Tensor ratio = error / observation.tolerance.to(at::kDouble).masked_select(where);
+  return ratio.isfinite().all().item<bool>() ? ratio.max().item<double>() : std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
+int mantissa_bits(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? 7 : dtype == at::kHalf ? 10 : dtype == at::kFloat ? 23 : 52;
+}
+
+at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype) {
+  const int least = dtype == at::kHalf ? -14 : dtype == at::kDouble ? -1022 : -126;
+  const at::Tensor exponent = std::get<1>(at::frexp(y.to(at::kDouble).abs().clamp_min(std::ldexp(1.0, least))));
+  return at::ldexp(at::ones_like(exponent, at::kDouble), exponent - (mantissa_bits(dtype) + 2));
+}
+
+std::optional<Judged> judge(const Observation& observation) {
+  const at::Tensor where = violations_of(observation);
+  const int64_t count = where.sum().item<int64_t>();
+  if (count == 0) return std::nullopt;
+  Judged judged;
+  judged.place = observation.place;
+  judged.size = observation.observed.size(1);
+  int64_t first = 0;
+  for (const Linear::Part& part : observation.parts) {
+    if (where.narrow(1, first, part.size).sum().item<int64_t>() == count)
+      judged.place = part.place, judged.first = first, judged.size = part.size;
+    first += part.size;
+  }
+  Evidence& evidence = judged.evidence;
+  evidence.relation = observation.relation;
+  evidence.place = place_of(judged.place).path;
+  evidence.elements = where.numel();
+  evidence.violations = count;
+  evidence.ratio = worst_ratio(observation, where);
+  add_samples(observation, where, evidence);
+  return judged;
+}
+
+PlanPause::PlanPause() {
+  const auto plan = active_plan();
+  if (!plan || !plan->armed()) return;
+  plan->set_armed(false);
+  was_armed_ = true;
+}
+
+PlanPause::~PlanPause() {
+  if (!was_armed_) return;
+  if (const auto plan = active_plan()) plan->set_armed(true);
+}
+
+}  // namespace faultline

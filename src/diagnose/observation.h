@@ -1,0 +1,53 @@
+// One relation, tried: what the machine gave beside what it had to give and by how much rounding lets it differ. It is
+// judged with the plan paused, so that a planted fault spoils the machine under test and never the judge.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "diagnose/diagnosis.h"
+#include "model/linear.h"
+#include "site/place.h"
+
+namespace faultline {
+
+struct Observation {
+  std::string relation;
+  std::string operation;  // as Candidate's
+  PlaceId place = kNowhere;
+  at::Tensor expected;                       // (rows, columns), exact or in a wider type
+  at::Tensor observed;                       // (rows, columns), as it came
+  at::Tensor tolerance = {};                 // like expected; undefined: none, equal bits (0 and -0 are equal)
+  std::vector<Linear::Part> parts = {};      // columns that have places of their own
+  std::vector<at::Tensor> repetitions = {};  // of the same call
+};
+
+// What was broken. place: of the part, where the violations keep to one.
+struct Judged {
+  Evidence evidence;
+  PlaceId place;
+  int64_t first = 0, size = 0;  // the columns that belong to the place
+};
+std::optional<Judged> judge(const Observation& observation);
+
+int mantissa_bits(at::ScalarType dtype);  // 7 of bf16
+
+// Half the distance between neighbours of the dtype at |y|, in fp64.
+at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype);
+
+// While it lives, no rule of the active plan acts.
+class PlanPause {
+ public:
+  PlanPause();
+  ~PlanPause();
+  PlanPause(const PlanPause&) = delete;
+  PlanPause& operator=(const PlanPause&) = delete;
+
+ private:
+  bool was_armed_ = false;
+};
+
+}  // namespace faultline

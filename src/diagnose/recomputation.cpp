@@ -1,0 +1,216 @@
+#include "diagnose/recomputation.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "diagnose/known_answers.h"
+#include "tap/operators.h"
+
+namespace faultline {
+namespace {
+
+constexpr double kFunctionError = 0x1p-20;
+
+at::Tensor flat(const at::Tensor& x) { return x.dim() == 0 ? x.reshape({1, 1}) : x.reshape({-1, x.size(-1)}); }
+
+int64_t argument_index(const RecordedCall& call, std::string_view name) {
+  const auto& arguments = call.op->schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i)
+    if (arguments[i].name() == name) return static_cast<int64_t>(i);
+  return -1;
+}
+
+bool is_view(const RecordedCall& call) {
+  const auto& returns = call.op->schema().returns();
+  return !returns.empty() && returns[0].alias_info() != nullptr;
+}
+
+std::string operation_of(const Place& place) {
+  if (place.role == "layer") return "layer_output";
+  if (place.role == "rmsnorm") return "norm";
+  if (place.role == "embedding") return "embedding";
+  if (place.role == "act_fn") return "activation";
+  return place.path.ends_with("_proj") || place.role == "lm_head" || place.role == "router" ? "linear" : "module";
+}
+
+bool reads_numbers(const RecordedCall& call) {
+  std::vector<at::Tensor> given;
+  for (const c10::IValue& value : call.arguments) collect_tensors(value, given);
+  return std::any_of(given.begin(), given.end(), [](const at::Tensor& x) { return x.is_floating_point(); });
+}
+
+at::Tensor optional_tensor(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
+
+}  // namespace
+
+at::Tensor Recomputation::wide_weight(const at::Tensor& weight) {
+  if (!keep_weights) return wide(weight);
+  for (const Kept& one : kept_)
+    if (one.weight.data_ptr() == weight.data_ptr() && one.weight.sizes() == weight.sizes()) return one.wide;
+  kept_.push_back({weight, wide(weight)});
+  return kept_.back().wide;
+}
+
+Observation Recomputation::compare(const char* operation, const RecordedCall& call, std::size_t result,
+                                   const at::Tensor& exact, const at::Tensor& tolerance) const {
+  return {"recomputed " + call.name,
+          operation,
+          call.place,
+          flat(exact),
+          flat(call.results.at(result).to(device)),
+          tolerance.defined() ? flat(tolerance) : at::Tensor()};
+}
+
+void Recomputation::check_product(const RecordedCall& call, std::size_t x, std::size_t weight, bool transposed,
+                                  const at::Tensor& bias, std::vector<Observation>& observations) {
+  at::Tensor stored = call.tensor(weight);
+  if (transposed && stored.dim() == 2) stored = stored.t();
+  const at::Tensor given = wide(flat(call.tensor(x))), w = wide_weight(stored);
+  at::Tensor exact = given.mm(w.t());
+  if (bias.defined()) exact = exact + wide(bias);
+  const at::Tensor tolerance =
+      product_tolerance(given, w, exact, call.results[0].scalar_type(), call.results[0].device());
+  observations.push_back(compare("linear", call, 0, exact, tolerance));
+}
+
+void Recomputation::check_norm(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const bool after_sum = call.name == "faultline::add_rms_norm";
+  const at::ScalarType dtype = call.results[0].scalar_type();
+  at::Tensor x = wide(call.tensor(0));
+  if (after_sum) {
+    const at::Tensor exact = x + wide(call.tensor(1)), bound = half_ulp(exact, dtype) * 1.001;
+    observations.push_back(compare("norm", call, 1, exact, bound));
+    const at::Tensor seen = wide(call.results[1]);  // a tie may have been rounded either way
+    x = at::where((seen - exact).abs().le(bound), seen, exact.to(dtype).to(at::kDouble));
+  }
+  const at::Tensor weight = wide(call.tensor(after_sum ? 2 : 1));
+  const double epsilon = call.arguments.at(after_sum ? 3 : 2).toDouble();
+  const at::Tensor exact = x * weight / (x.square().mean(-1, true) + epsilon).sqrt();
+  observations.push_back(compare("norm", call, 0, exact, half_ulp(exact, dtype) + exact.abs() * kFunctionError));
+}
+
+void Recomputation::check_sum(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const double alpha = call.arguments.size() > 2 ? call.arguments[2].toScalar().toDouble() : 1;
+  const at::Tensor a = wide(call.tensor(0)), b = wide(call.tensor(1)) * alpha, exact = a + b;
+  const at::Tensor tolerance =
+      half_ulp(exact, call.results[0].scalar_type()) * 1.001 + (alpha == 1 ? 0 : 0x1p-23) * (a.abs() + b.abs());
+  observations.push_back(compare("add", call, 0, exact, tolerance));
+}
+
+void Recomputation::check_activation(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const at::Tensor both = wide(call.tensor(0));
+  const int64_t inner = both.size(-1) / 2;
+  const at::Tensor gate = both.narrow(-1, 0, inner), up = both.narrow(-1, inner, inner);
+  const at::Tensor exact = gate / (1 + (-gate).exp()) * up;
+  // exp overflows fp32 below -88 and what is left is less than 2^-120 of the gate
+  const at::Tensor tolerance =
+      half_ulp(exact, call.results[0].scalar_type()) + exact.abs() * kFunctionError + (gate * up).abs() * 0x1p-120;
+  observations.push_back(compare("activation", call, 0, exact, tolerance));
+}
+
+void Recomputation::check_rotary(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const at::Tensor x = wide(call.tensor(0)), positions = call.tensor(1).to(device);
+  const int64_t heads = call.arguments.at(4).toInt();
+  const at::Tensor cos = wide(call.tensor(2)).index_select(0, positions).unsqueeze(1);  // (N, 1, D / 2)
+  const at::Tensor sin = wide(call.tensor(3)).index_select(0, positions).unsqueeze(1);
+  const int64_t half = cos.size(2), turned = heads * half * 2;
+  const at::Tensor by_head = x.narrow(1, 0, turned).reshape({-1, heads, 2 * half});
+  const at::Tensor a = by_head.narrow(2, 0, half), b = by_head.narrow(2, half, half);
+  const at::Tensor rest = x.narrow(1, turned, x.size(1) - turned);
+  const auto joined = [&](const at::Tensor& first, const at::Tensor& second, const at::Tensor& tail) {
+    return at::cat({at::cat({first, second}, 2).reshape({-1, turned}), tail}, 1);
+  };
+  const at::Tensor exact = joined(a * cos - b * sin, b * cos + a * sin, rest);
+  const at::Tensor size = joined(a.abs() + b.abs(), a.abs() + b.abs(), at::zeros_like(rest));
+  observations.push_back(
+      compare("rotary", call, 0, exact, half_ulp(exact, call.results[0].scalar_type()) * 1.001 + size * 0x1p-22));
+}
+
+void Recomputation::check_attention(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const at::Tensor q = wide(call.tensor(0)), k = wide(call.tensor(1)), v = wide(call.tensor(2));  // (B, H, T, D)
+  const int64_t causal = argument_index(call, "is_causal"), scaled = argument_index(call, "scale");
+  const double size = static_cast<double>(q.size(-1));
+  double scale = 1 / std::sqrt(size);
+  if (scaled >= 0 && !call.arguments[static_cast<std::size_t>(scaled)].isNone())
+    scale = call.arguments[static_cast<std::size_t>(scaled)].toDouble();
+  at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) * scale;
+  if (causal >= 0 && call.arguments[static_cast<std::size_t>(causal)].toBool()) {
+    const at::Tensor hidden = at::ones({q.size(2), k.size(2)}, scores.options().dtype(at::kBool)).triu(1);
+    scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor chances = at::softmax(scores, -1);
+  const at::Tensor exact = at::matmul(chances, v), weight = at::matmul(chances, v.abs());
+  const at::ScalarType dtype = call.results[0].scalar_type();
+  const double unit = std::ldexp(1.0, -mantissa_bits(dtype) - 1);
+  const at::Tensor largest = k.norm(2, -1).amax(-1, true).unsqueeze(-1);  // (B, H, 1, 1)
+  const at::Tensor score_error = q.norm(2, -1, true) * largest * (scale * std::sqrt(size) * 0x1p-23);
+  const at::Tensor tolerance = half_ulp(exact, dtype) + weight * (2 * unit + kFunctionError + 2 * score_error);
+  observations.push_back(compare("attention", call, 0, exact, tolerance));
+}
+
+bool Recomputation::check_movement(const RecordedCall& call, std::vector<Observation>& observations) const {
+  static const std::set<std::string_view> movements = {
+      "aten::clone",  "aten::cat",   "aten::index_select",      "aten::embedding", "aten::repeat",
+      "aten::gather", "aten::stack", "aten::repeat_interleave", "aten::_to_copy",  "aten::_unsafe_view"};
+  if (!movements.contains(call.name)) return false;
+  std::vector<at::Tensor> given;
+  for (const c10::IValue& value : call.arguments) collect_tensors(value, given);
+  for (const at::Tensor& tensor : given)
+    if (tensor.is_floating_point() && tensor.scalar_type() != call.results[0].scalar_type()) return false;
+  torch::jit::Stack stack;
+  for (const c10::IValue& value : call.arguments) {
+    if (value.isTensor() && value.toTensor().defined())
+      stack.emplace_back(value.toTensor().to(device));
+    else if (value.isTensorList()) {
+      c10::List<at::Tensor> moved;
+      for (const at::Tensor& tensor : value.toTensorVector()) moved.push_back(tensor.to(device));
+      stack.emplace_back(moved);
+    } else {
+      stack.push_back(value.isDevice() ? c10::IValue(device) : value);
+    }
+  }
+  call.op->callBoxed(stack);
+  observations.push_back(
+      compare(call.name == "aten::embedding" ? "embedding" : "copy", call, 0, stack.at(0).toTensor(), {}));
+  return true;
+}
+
+Checked Recomputation::check(const RecordedCall& call, std::vector<Observation>& observations) {
+  if (call.results.empty() || !call.results[0].is_floating_point() || call.results[0].numel() == 0)
+    return Checked::kNothingToCheck;
+  if (!call.op) {
+    observations.push_back({"handed on unchanged", operation_of(place_of(call.place)), call.place,
+                            flat(call.tensor(0).to(device)), flat(call.results[0].to(device))});
+    return Checked::kYes;
+  }
+  if (!reads_numbers(call)) return Checked::kNothingToCheck;  // makes a tensor, or counts
+  const std::string& name = call.name;
+  if (name == "faultline::few_rows_linear") {
+    check_product(call, 0, 1, false, optional_tensor(call.arguments.at(2)), observations);
+  } else if (name == "aten::mm") {
+    check_product(call, 0, 1, true, {}, observations);
+  } else if (name == "aten::addmm") {
+    check_product(call, 1, 2, true, call.tensor(0), observations);
+  } else if (name == "faultline::rms_norm" || name == "faultline::add_rms_norm") {
+    check_norm(call, observations);
+  } else if (name == "faultline::swiglu") {
+    check_activation(call, observations);
+  } else if (name == "faultline::rotary") {
+    check_rotary(call, observations);
+  } else if (name.starts_with("aten::_scaled_dot_product_")) {
+    check_attention(call, observations);
+  } else if (name == "aten::add" && call.arguments.at(1).isTensor() && call.tensor(1).defined()) {
+    check_sum(call, observations);
+  } else if (is_view(call)) {
+    return Checked::kNothingToCheck;
+  } else if (!check_movement(call, observations)) {
+    return Checked::kNoReference;
+  }
+  return Checked::kYes;
+}
+
+}  // namespace faultline

@@ -1,0 +1,39 @@
+// What an operator call had to give: recomputed in fp64 elsewhere, with the bound that rounding allows. Data that only
+// moves must come out as it went in.
+#pragma once
+
+#include "diagnose/observation.h"
+#include "diagnose/recorder.h"
+
+namespace faultline {
+
+enum class Checked { kYes, kNothingToCheck, kNoReference };
+
+struct Recomputation {
+  at::Device device = at::kCPU;  // where it is computed
+  bool keep_weights = false;     // in fp64, from call to call: 4 times the memory of a 16-bit model, half the time
+
+  // The observations that the call allows, appended.
+  Checked check(const RecordedCall& call, std::vector<Observation>& observations);
+
+ private:
+  at::Tensor wide(const at::Tensor& x) const { return x.to(device).to(at::kDouble); }
+  at::Tensor wide_weight(const at::Tensor& weight);
+  void check_product(const RecordedCall& call, std::size_t x, std::size_t weight, bool transposed,
+                     const at::Tensor& bias, std::vector<Observation>& observations);
+  void check_norm(const RecordedCall& call, std::vector<Observation>& observations) const;
+  void check_sum(const RecordedCall& call, std::vector<Observation>& observations) const;
+  void check_activation(const RecordedCall& call, std::vector<Observation>& observations) const;
+  void check_rotary(const RecordedCall& call, std::vector<Observation>& observations) const;
+  void check_attention(const RecordedCall& call, std::vector<Observation>& observations) const;
+  bool check_movement(const RecordedCall& call, std::vector<Observation>& observations) const;
+  Observation compare(const char* operation, const RecordedCall& call, std::size_t result, const at::Tensor& exact,
+                      const at::Tensor& tolerance) const;
+
+  struct Kept {
+    at::Tensor weight, wide;
+  };
+  std::vector<Kept> kept_;
+};
+
+}  // namespace faultline

@@ -1,0 +1,82 @@
+#include "diagnose/recorder.h"
+
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "tap/boundary.h"
+#include "tap/operators.h"
+
+namespace faultline {
+namespace {
+
+constexpr c10::DispatchKey kRecordKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+thread_local std::vector<RecordedCall>* calls = nullptr;
+
+void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordKey);
+  const c10::DispatchKey backend =
+      below.highestBackendKey() == c10::BackendComponent::CUDABit ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(backend)) {
+    op.redispatchBoxed(below, stack);  // its parts are recorded
+    return;
+  }
+  RecordedCall call;
+  call.name = std::string(base_name(full_name(op.operator_name())));
+  const auto given = torch::jit::last(*stack, op.schema().arguments().size());
+  call.arguments.assign(given.begin(), given.end());
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : call.arguments) collect_tensors(value, tensors);
+  call.place = locate(call.name, tensors).place;
+  call.op = op;
+  {
+    const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
+    op.redispatchBoxed(below, stack);
+  }
+  for (std::size_t i = 0; i < op.schema().returns().size(); ++i)
+    collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), call.results);
+  if (calls != nullptr) calls->push_back(std::move(call));
+}
+
+at::Tensor record_boundary(const at::Tensor& x, PlaceId place, Surface surface) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
+  at::Tensor y = kPlanListener.boundary(x, place, surface);
+  if (calls != nullptr && !y.is_same(x)) calls->push_back({"boundary", place, {x}, {y}, std::nullopt});
+  return y;
+}
+
+bool wants(PlaceId place, Surface surface) { return kPlanListener.wants(place, surface); }
+void count(Phase phase, ForwardKind kind, int64_t number) { kPlanListener.forwards(phase, kind, number); }
+
+const SiteListener kRecordingListener{record_boundary, wants, count};
+
+// Puts things back whatever the run throws.
+struct Recording {
+  std::vector<RecordedCall> all;
+  bool plan = active_plan() != nullptr;
+
+  Recording() {
+    calls = &all;
+    set_site_listener(&kRecordingListener);
+    c10::impl::tls_set_dispatch_key_included(kRecordKey, true);
+  }
+  ~Recording() {
+    c10::impl::tls_set_dispatch_key_included(kRecordKey, false);
+    set_site_listener(plan ? &kPlanListener : nullptr);
+    calls = nullptr;
+  }
+};
+
+}  // namespace
+
+std::vector<RecordedCall> record_calls(const std::function<void()>& run) {
+  Recording recording;
+  run();
+  return std::move(recording.all);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_operator>());
+}
+
+}  // namespace faultline

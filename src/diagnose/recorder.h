@@ -1,0 +1,29 @@
+// Every operator call of a run, with what went in and what came out, and every boundary that a tensor crossed. Taken
+// above the backend by a boxed fallback that only the recording thread sees, so what came out is what the machine made
+// of it, planted faults included.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "site/place.h"
+
+namespace faultline {
+
+struct RecordedCall {
+  std::string name;  // "aten::mm"; "boundary": one tensor in, one out
+  PlaceId place = kNowhere;
+  std::vector<c10::IValue> arguments;
+  std::vector<at::Tensor> results;
+  std::optional<c10::OperatorHandle> op;  // none: a boundary
+
+  const at::Tensor& tensor(std::size_t i) const { return arguments.at(i).toTensor(); }
+};
+
+// Not for runs that write into their own inputs: tensors are kept, not copied.
+std::vector<RecordedCall> record_calls(const std::function<void()>& run);
+
+}  // namespace faultline

@@ -1,0 +1,240 @@
+#include "diagnose/self.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "diagnose/accusations.h"
+#include "diagnose/operator_relations.h"
+#include "lab/injection.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kInfinityRows = 32;
+constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40;
+
+class SelfProbe {
+ public:
+  SelfProbe(const CausalLm& model, const std::map<PlaceId, KnownAnswers>& answers, const SelfOptions& options)
+      : model_(model), answers_(answers), options_(options), dtype_(model.options().dtype().toScalarType()) {
+    const PlanPause pause;
+    const at::Tensor rows = infinity_rows(model.config().hidden, dtype_, options.seed);
+    if (rows.defined()) infinity_ = rows.to(model.device());
+    for (const Layer& layer : model.layers()) testable_.push_back(is_testable(layer));
+    bias_ = model.config().attention_bias || model.config().output_bias;
+  }
+
+  Diagnosis run();
+
+ private:
+  void pass(int64_t number);
+  void probe_layer(int64_t layer, const at::Tensor& x);
+  void probe_small(int64_t layer, const at::Tensor& x);
+  void probe_half_block(int64_t layer, const at::Tensor& x);
+  void say_limits(Diagnosis& diagnosis) const;
+  void observe(const Observation& observation) { accusations_.add(observation, pass_); }
+  at::Tensor run_layer(int64_t layer, const at::Tensor& x, int64_t rows);
+  bool is_testable(const Layer& layer) const;  // its weights are finite, so that answers are known
+
+  const CausalLm& model_;
+  const std::map<PlaceId, KnownAnswers>& answers_;
+  const SelfOptions& options_;
+  at::ScalarType dtype_;
+  at::Tensor infinity_;
+  bool bias_ = false;
+  int64_t pass_ = 0;
+  Accusations accusations_;
+  Cost cost_;
+  std::vector<bool> testable_;       // by layer
+  std::vector<int64_t> not_finite_;  // layers whose input was not finite
+};
+
+double weights_of(const Layer& layer) {
+  double sum = 0;
+  for (const Linear* linear : linears_of(layer)) sum += static_cast<double>(linear->weight.numel());
+  return sum;
+}
+
+bool SelfProbe::is_testable(const Layer& layer) const {
+  for (const Linear* linear : linears_of(layer))
+    if (!answers_.contains(linear->place)) return false;
+  return layer.input_norm.weight.isfinite().all().item<bool>() &&
+         layer.post_attention_norm.weight.isfinite().all().item<bool>();
+}
+
+at::Tensor SelfProbe::run_layer(int64_t layer, const at::Tensor& x, int64_t rows) {
+  ++cost_.calls;
+  cost_.multiplications +=
+      static_cast<double>(x.size(0)) * weights_of(model_.layers()[static_cast<std::size_t>(layer)]);
+  return model_.run_layer(layer, x, rows);
+}
+
+// g(0) = 0, and g(2^-90 x) is almost 0 but not exactly: what a layer adds of its own accord, or swallows, is seen.
+void SelfProbe::probe_small(int64_t layer, const at::Tensor& x) {
+  const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
+  if (bias_) return;
+  const at::Tensor nothing = at::zeros_like(x);
+  observe({"zero", "layer_output", place, nothing, run_layer(layer, nothing, 1)});
+  if (dtype_ == at::kHalf) return;
+  at::Tensor small, tolerance;
+  {
+    const PlanPause pause;
+    small = x * kTiny;
+    tolerance = at::full_like(nothing, kTinyBound, at::kFloat);
+  }
+  const at::Tensor y = run_layer(layer, small, 1);
+  observe({"tiny", "layer_output", place, at::zeros_like(nothing, at::kFloat), y, tolerance});
+  // Swallowed: a column that is zero wherever something went in. Zeros by chance are rare and stand alone.
+  const PlanPause pause;
+  const at::Tensor lost = y.eq(0).logical_and(small.ne(0));
+  const bool swallows = lost.to(at::kDouble).mean().item<double>() > 0.02 ||
+                        (x.size(0) >= 8 && lost.sum(0).max().item<int64_t>() > x.size(0) / 2);
+  if (swallows) observe({"tiny, not zero", "layer_output", place, at::where(lost, small, y), y});
+}
+
+// h = x + attention(norm(x)) at two scales: h2 - a2 x = h1 - a1 x within rounding, once epsilon is negligible.
+void SelfProbe::probe_half_block(int64_t index, const at::Tensor& x) {
+  const Layer& layer = model_.layers()[static_cast<std::size_t>(index)];
+  const bool half = dtype_ == at::kHalf;
+  const double first = half ? 0x1p11 : 0x1p12;
+  const Scope scope(layer.place);
+  at::Tensor base = x;
+  if (half) {
+    const PlanPause pause;
+    at::Generator random = at::detail::createCPUGenerator(options_.seed);
+    base = at::randn(x.sizes(), random, at::TensorOptions(at::kFloat)).clamp(-4, 4).to(x.options());
+  }
+  const auto scaled = [&](double factor) {
+    at::Tensor input;
+    {
+      const PlanPause pause;
+      input = base * factor;
+    }
+    ++cost_.calls;
+    const Sight sight = model_.whole_rows(1, x.size(0));
+    const at::Tensor update = layer.attention(layer.input_norm(input), sight, index);
+    const PlanPause pause;
+    return std::pair(at::add(input, update).to(at::kDouble), base.to(at::kDouble) * factor);
+  };
+  const auto [h1, x1] = scaled(first);
+  const auto [h2, x2] = scaled(2 * first);
+  const PlanPause pause;
+  const double unit = std::ldexp(1.0, -mantissa_bits(dtype_) - 1);
+  // Each sum is rounded once; the updates themselves are equal up to what epsilon still does.
+  const at::Tensor tolerance = 1.0001 * unit * (h1.abs() + h2.abs()) + unit * ((h1 - x1).abs() + 1e-12);
+  observe({"half-block pair", "module", layer.attention.place, h1 - x1, h2 - x2, tolerance});
+}
+
+void SelfProbe::probe_layer(int64_t layer, const at::Tensor& x) {
+  const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
+  if (infinity_.defined()) {
+    Observation observation{"infinity", "layer_output", place, infinity_, run_layer(layer, infinity_, 1)};
+    observation.repetitions.push_back(run_layer(layer, infinity_, 1));
+    observe(observation);
+  }
+  if (pass_ == 0 && x.defined()) {
+    probe_small(layer, x);
+    if (!bias_) probe_half_block(layer, x);
+  }
+  if (!options_.operators) return;
+  const OperatorProbe probe{
+      model_, answers_, options_.seed, pass_ == 0 ? 1 : 0, [&](const Observation& one) { observe(one); }, cost_};
+  probe.probe_layer(layer);
+}
+
+void SelfProbe::pass(int64_t number) {
+  pass_ = number;
+  at::Tensor x;
+  if (number == 0) x = model_.embed(options_.tokens.reshape(-1));
+  for (int64_t layer = 0; layer < std::ssize(model_.layers()); ++layer) {
+    bool finite = false;
+    if (number == 0) {
+      const PlanPause pause;
+      finite = x.isfinite().all().item<bool>();
+      if (!finite) not_finite_.push_back(layer);
+    }
+    const bool testable = testable_[static_cast<std::size_t>(layer)];
+    if (testable) probe_layer(layer, finite ? x : at::Tensor());
+    if (number > 0) continue;
+    const at::Tensor y = run_layer(layer, x, 1);
+    const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
+    if (finite && testable) observe({"repetition", "layer_output", place, y, run_layer(layer, x, 1)});
+    x = y;
+  }
+  if (!options_.operators) return;
+  OperatorProbe{model_, answers_, options_.seed, 1, [&](const Observation& one) { observe(one); }, cost_}.probe_ends();
+}
+
+void SelfProbe::say_limits(Diagnosis& diagnosis) const {
+  auto& not_tested = diagnosis.not_tested;
+  if (!infinity_.defined())
+    not_tested.push_back("fp16 has no range for the relation infinity: gains and offsets of a layer's output");
+  if (bias_)
+    not_tested.push_back("linears with biases: g(0) is not 0, so absolute faults of a layer's output are not tested");
+  if (model_.config().moe.experts > 0) not_tested.push_back("how a mixture's router and sum combine its experts");
+  if (!model_.config().tied_output) not_tested.push_back("the embedding and the head, which are not tied");
+  if (!not_finite_.empty())
+    not_tested.push_back(
+        fmt::format("layers {} to {}: what the prompt brings there is not finite, so only made inputs "
+                    "were tried",
+                    not_finite_.front(), not_finite_.back()));
+  if (!options_.operators) not_tested.push_back("operators inside the layers");
+  for (std::size_t i = 0; i < testable_.size(); ++i) {
+    if (!testable_[i]) not_tested.push_back(fmt::format("layer {}: its weights are not finite", i));
+    for (const Linear* linear : linears_of(model_.layers()[i]))
+      if (linear->adapter.down.defined())
+        not_tested.push_back(fmt::format("{}: it carries an adapter", place_of(linear->place).path));
+  }
+  if (!diagnosis.fault_found())
+    diagnosis.not_excluded.push_back(fmt::format("a fault that acts in less than {:.2g} of the calls (95 %)",
+                                                 1 - std::pow(0.05, 1.0 / static_cast<double>(2 * diagnosis.passes))));
+}
+
+Diagnosis SelfProbe::run() {
+  const at::NoGradGuard no_gradients;
+  const PhaseGuard phase(Phase::kDiagnose);
+  const auto start = std::chrono::steady_clock::now();
+  Diagnosis diagnosis;
+  diagnosis.method = "self";
+  int64_t passes = 0;
+  for (; passes < options_.passes && !accusations_.any(); ++passes) pass(passes);
+  diagnosis.passes = passes;
+  diagnosis.candidates = accusations_.candidates();
+  diagnosis.relations = accusations_.relations();
+  diagnosis.elements = accusations_.elements();
+  diagnosis.operator_calls = cost_.calls;
+  double forward = 0;
+  for (const Layer& layer : model_.layers()) forward += weights_of(layer);
+  diagnosis.forwards = cost_.multiplications / (forward * static_cast<double>(options_.tokens.numel()));
+  {
+    const PlanPause pause;
+    say_limits(diagnosis);
+  }
+  diagnosis.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return diagnosis;
+}
+
+}  // namespace
+
+at::Tensor infinity_rows(int64_t hidden, at::ScalarType dtype, uint64_t seed) {
+  if (dtype == at::kHalf) return {};
+  at::Generator random = at::detail::createCPUGenerator(seed);
+  const auto options = at::TensorOptions(at::kDouble);
+  const double octaves = dtype == at::kFloat ? 16 : 32;
+  at::Tensor rows = at::exp2(57 - octaves * at::rand({kInfinityRows, hidden}, random, options));
+  const at::Tensor channel = at::arange(hidden, at::kLong);
+  rows.index_put_({channel % kInfinityRows, channel}, at::full({hidden}, 1.98 * 0x1p57, options));
+  const at::Tensor sign = at::randint(0, 2, {kInfinityRows, hidden}, random, options) * 2 - 1;
+  return (rows * sign).to(dtype);
+}
+
+Diagnosis diagnose_self(const CausalLm& model, const std::map<PlaceId, KnownAnswers>& answers,
+                        const SelfOptions& options) {
+  return SelfProbe(model, answers, options).run();
+}
+
+}  // namespace faultline
