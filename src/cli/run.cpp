@@ -5,10 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "cli/device.h"
+#include "cli/diagnose_campaign.h"
 #include "cli/evaluation_output.h"
 #include "cli/experiment_output.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "diagnose/diagnose_schema.h"
 #include "lab/evaluation_schema.h"
 #include "recipe/recipe.h"
 
@@ -58,6 +61,12 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
     ModelOptions model = options;
     model.model = recipe.at("model").as_string();
     return run_and_show_experiment(model, recipe, options.recipe, options.out, options.dry_run, globals);
+  }
+  if (const Node* campaign = recipe.find("diagnose"); campaign != nullptr && !options.dry_run) {
+    ModelOptions model = options;
+    model.model = recipe.at("model").as_string();
+    const CampaignOptions kept{campaign->at("campaign").as_string(), campaign->at("store").as_string(), "0", ""};
+    return run_and_show_campaign(model, read_campaign(recipe, open_device(globals.device)), kept, globals);
   }
   const EvaluationSpec spec = read_evaluation(recipe);
   std::vector<FaultCase> cases;

@@ -1,0 +1,102 @@
+// `faultline compare`: where two machines, or two number types, differ, operator by operator; with --out also a recipe
+// whose `profile` faults re-create the second machine's differences on the first.
+#include "diagnose/compare.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/device.h"
+#include "cli/model_options.h"
+#include "cli/output.h"
+
+namespace faultline::cli {
+namespace {
+
+struct Options : ModelOptions {
+  std::string a = "cpu", b = "cpu:fp32", prompt = "How many apples are left if seven of twenty are eaten?", out;
+};
+
+// "cuda", "cpu:fp32", "cuda:1:bf16"
+Side read_side(const std::string& option, const std::string& text, const std::string& dtype) {
+  const std::size_t colon = text.rfind(':');
+  const std::string last = colon == std::string::npos ? "" : text.substr(colon + 1);
+  const bool typed = last == "bf16" || last == "fp16" || last == "fp32";
+  if (text.empty()) throw UsageError(option + ": a device, perhaps with a type: cpu, cuda, cpu:fp32");
+  return {open_device(typed ? text.substr(0, colon) : text), model_dtype(typed ? last : dtype)};
+}
+
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream file(path);
+  if (!(file << text)) throw RuntimeFailure(path.string() + ": cannot be written");
+}
+
+void write_recipe(const Comparison& comparison, const Options& options, const Side& side) {
+  const std::filesystem::path folder = options.out;
+  std::filesystem::create_directories(folder);
+  std::string recipe =
+      fmt::format("# {} as {} differs from it\nmodel: {}\nfaults:\n", options.a, options.b, options.model);
+  for (const Difference& one : comparison.operators) {
+    if (one.quantiles.empty()) continue;
+    std::string name = one.operation.substr(one.operation.find("::") + 2);
+    write_file(folder / (name + ".json"), profile_json(one, side.dtype).dump(2) + "\n");
+    recipe += fmt::format("  - name: {0}\n    where: {{operator: '{1}'}}\n    what: {{kind: profile, file: '{2}'}}\n",
+                          name, one.operation, (folder / (name + ".json")).string());
+  }
+  write_file(folder / "recipe.yaml", recipe);
+}
+
+ExitCode compare(const Options& options, const Globals& globals) {
+  const Side first = read_side("--a", options.a, options.dtype), second = read_side("--b", options.b, options.dtype);
+  LoadOptions load;
+  load.dtype = first.dtype, load.device = first.device;
+  const LoadedModel loaded = load_model(options.model, load);
+  const std::vector<int64_t> tokens = loaded.tokenizer.encode(options.prompt);
+  if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
+  const Comparison comparison =
+      compare_sides(*loaded.model, second, at::tensor(tokens, at::kLong).unsqueeze(0).to(first.device));
+  if (!options.out.empty()) write_recipe(comparison, options, first);
+  if (globals.json) {
+    nlohmann::ordered_json json = to_json(comparison);
+    json["command"] = "compare", json["a"] = options.a, json["b"] = options.b;
+    print_json(json);
+    return ExitCode::kOk;
+  }
+  std::vector<std::vector<std::string>> rows = {{"operator", "calls", "equal", "rms error", "mean", "worst"}};
+  for (const Difference& one : comparison.operators) {
+    double worst = 0;
+    for (const auto& [p, error] : one.quantiles) worst = std::max(worst, std::abs(error));
+    rows.push_back({one.operation, fmt::format("{}", one.calls), fmt::format("{:.2f} %", 100 * one.share_equal),
+                    fmt::format("{:.3g}", one.rms), fmt::format("{:.2g}", one.mean), fmt::format("{:.3g}", worst)});
+  }
+  print(table(rows));
+  for (const std::string& sentence : comparison.not_compared) print("not compared: " + sentence + "\n");
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("compare", "two machines or number types, operator by operator");
+  auto options = std::make_shared<Options>();
+  add_model_options(*command, *options);
+  const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
+    command->add_option(name, value, text)->group("Comparison")->type_name(type)->capture_default_str();
+  };
+  option("--a", options->a, "where the model runs: DEVICE or DEVICE:TYPE", "SIDE");
+  option("--b", options->b, "where each call is made again", "SIDE");
+  option("--prompt", options->prompt, "the text that is run", "TEXT");
+  command->add_option("--out", options->out, "write profiles and a recipe that re-creates them into this folder")
+      ->group("Output")
+      ->type_name("DIR");
+  command->footer(
+      "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n\nGlobal "
+      "options: see `faultline --help`.");
+  command->callback([&run, &globals, options] { run = [&globals, options] { return compare(*options, globals); }; });
+}
+
+}  // namespace faultline::cli

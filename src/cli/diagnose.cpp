@@ -1,0 +1,163 @@
+// `faultline diagnose`: is this model on this machine healthy, and if not, which layer, which operator, what kind. With
+// --fault the machine is broken first, and the ledger's count of changed elements is shown beside the verdict.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/diagnose_campaign.h"
+#include "cli/model_options.h"
+#include "cli/output.h"
+#include "diagnose/examination.h"
+#include "lab/injection.h"
+
+namespace faultline::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kPrompt =
+    "A train leaves the station at nine and covers sixty miles an hour. How far has it gone at noon, and how long "
+    "would a car at forty miles an hour need for the same way?";
+
+struct Options : ModelOptions {
+  std::string method = "self", prompt = kPrompt, tokens = "24", passes = "1", out;
+  bool explain = false, schema = false;
+  CampaignOptions campaign;
+};
+
+at::Tensor prompt_of(const Options& options, const LoadedModel& loaded) {
+  std::vector<int64_t> tokens = loaded.tokenizer.encode(options.prompt);
+  if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
+  const auto limit = static_cast<std::size_t>(parse_count("--tokens", options.tokens, 1, 4096));
+  if (tokens.size() > limit) tokens.resize(limit);
+  return at::tensor(tokens, at::kLong).unsqueeze(0);
+}
+
+std::string explained(const Candidate& candidate) {
+  std::string text;
+  for (const Evidence& evidence : candidate.evidence) {
+    text +=
+        fmt::format("    {}: {} of {} elements wrong{}\n", evidence.relation, evidence.violations, evidence.elements,
+                    evidence.pass > 0 ? fmt::format(", first in pass {}", evidence.pass + 1) : "");
+    for (const Evidence::Sample& sample : evidence.samples)
+      text += fmt::format("      row {:>3} column {:>5}  expected {:>13.6g}  observed {:>13.6g}\n", sample.row,
+                          sample.column, sample.expected, sample.observed);
+  }
+  return text;
+}
+
+void show(const Diagnosis& diagnosis, bool explain) {
+  const bool found = diagnosis.fault_found();
+  print(styled(Style::kHeading, diagnosis.method) + ": ");
+  const std::string fine = diagnosis.not_tested.empty() ? "healthy" : "healthy where tested";
+  print((found ? styled(Style::kBad, "a fault") : styled(Style::kGood, fine)) +
+        fmt::format("  ({} relations, {:.1f} forward-equivalents, {:.2f} s)\n", diagnosis.relations, diagnosis.forwards,
+                    diagnosis.seconds));
+  std::size_t shown = 0;
+  for (const Candidate& candidate : diagnosis.candidates) {
+    if (++shown > 8 && !explain) {
+      print(fmt::format("  and {} more\n", diagnosis.candidates.size() - 8));
+      break;
+    }
+    print(fmt::format("  {}  {}  {}{}{}  [{}]\n", candidate.place, candidate.operation,
+                      candidate.intermittent ? "intermittent " : "", candidate.kind,
+                      candidate.detail.empty() ? "" : " (" + candidate.detail + ")",
+                      certainty_name(candidate.certainty)));
+    if (explain) print(explained(candidate));
+  }
+  for (const std::string& sentence : diagnosis.not_tested) print("  not tested: " + sentence + "\n");
+  if (explain)
+    for (const std::string& sentence : diagnosis.not_excluded) print("  not excluded: " + sentence + "\n");
+}
+
+std::vector<std::string> methods_of(const Options& options) {
+  return options.method == "all" ? std::vector<std::string>{"classic", "self", "shadow"}
+                                 : std::vector<std::string>{options.method};
+}
+
+ExitCode diagnose(const Options& options, const Globals& globals) {
+  if (options.schema) {
+    print_json(diagnosis_schema());
+    return ExitCode::kOk;
+  }
+  if (!options.campaign.preset.empty())
+    return run_diagnosis_campaign(options, options.campaign, methods_of(options), globals);
+  const std::vector<Rule> rules = read_faults(options.faults);
+  LoadedModel loaded = open_model(options, globals);
+  Examination examination;
+  examination.tokens = prompt_of(options, loaded);
+  examination.seed = globals.seed();
+  examination.passes = static_cast<int64_t>(parse_count("--passes", options.passes, 1, 100000));
+  std::unique_ptr<Injection> injection;
+  if (!rules.empty()) {
+    PlanSettings settings;
+    settings.seed = globals.seed();
+    injection = std::make_unique<Injection>(rules, settings, *loaded.model, Phase::kDiagnose, 1);
+  }
+  Examiner examiner(*loaded.model, at::kCPU, globals.seed(), /*keep=*/false);
+  Json verdicts = Json::array();
+  bool found = false, untested = false;
+  const std::vector<std::string> methods = methods_of(options);
+  if (injection) injection->arm();
+  for (const std::string& method : methods) {
+    examination.method = method;
+    const Diagnosis diagnosis = examiner.run(examination);
+    if (!globals.json) show(diagnosis, options.explain);
+    // In a list of methods classic is there to be compared, not believed: it has no error rate.
+    if (method != "classic" || methods.size() == 1) found |= diagnosis.fault_found();
+    untested |= diagnosis.relations == 0;
+    verdicts.push_back(to_json(diagnosis));
+  }
+  Json json = {{"command", "diagnose"},    {"model", loaded.path.string()},        {"seed", globals.seed()},
+               {"faults", options.faults}, {"tokens", examination.tokens.numel()}, {"verdicts", verdicts}};
+  ExitCode code = found ? ExitCode::kFound : untested ? ExitCode::kEvidence : ExitCode::kOk;
+  if (injection) {
+    injection->disarm();
+    const Planted planted = planted_by(injection->plan());
+    json["planted"] = {{"calls", planted.calls}, {"changed", planted.changed}};
+    if (!globals.json) print(fmt::format("planted: {} elements changed in {} calls\n", planted.changed, planted.calls));
+    if (planted.changed == 0 && !found) {
+      code = ExitCode::kEvidence;
+      if (!globals.json) print(styled(Style::kBad, "evidence missing: ") + "the planted fault changed nothing\n");
+    }
+  }
+  if (!options.out.empty()) {
+    std::ofstream file(options.out);
+    if (!(file << verdicts.back().dump(2) << "\n")) throw RuntimeFailure(options.out + ": cannot be written");
+  }
+  if (globals.json) print_json(json);
+  return code;
+}
+
+}  // namespace
+
+void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("diagnose", "healthy, or which layer and operator is broken, and how");
+  auto options = std::make_shared<Options>();
+  add_model_options(*command, *options);
+  const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
+    return command->add_option(name, value, text)->group("Diagnosis")->type_name(type)->capture_default_str();
+  };
+  offer(option("--method", options->method, "classic, self, shadow or all", "NAME"),
+        {"classic", "self", "shadow", "all"});
+  command->add_option("--prompt", options->prompt, "a text to run")->group("Diagnosis")->type_name("TEXT");
+  option("--tokens", options->tokens, "at most so many of the prompt", "N");
+  option("--passes", options->passes, "repeat until a fault is caught, at most so often", "N");
+  command->add_flag("--explain", options->explain, "show what convinced it")->group("Diagnosis");
+  add_fault_option(*command, *options, "break the machine first; may be repeated");
+  command->add_option("--out", options->out, "write the verdict (of the last method) here")
+      ->group("Output")
+      ->type_name("FILE");
+  command->add_flag("--schema", options->schema, "the JSON Schema of a verdict")->group("Output");
+  add_campaign_options(*command, options->campaign);
+  command->footer(
+      "Examples:\n  faultline diagnose\n  faultline diagnose --method all --fault 'gain(strength=0.01) @ "
+      "module=layer_output,layer=7'\n  faultline diagnose --passes 64 --explain\n\n"
+      "Exit codes: 0 healthy, 1 a fault was found, 3 nothing could be tested. Global options: see `faultline --help`.");
+  command->callback([&run, &globals, options] { run = [&globals, options] { return diagnose(*options, globals); }; });
+}
+
+}  // namespace faultline::cli
