@@ -229,7 +229,8 @@ TEST(FailingDisk, CommitsATrialWholeOrNotAtAll) {
     EXPECT_NE(refusal.find("campaign.sqlite: cannot "), std::string::npos) << refusal;
   }
   EXPECT_GT(refused, 3);
-  EXPECT_EQ(store.insert(some_trial(1)), store.count("cell") == 1);
+  const bool missing = store.count("cell") == 1;
+  EXPECT_EQ(store.insert(some_trial(1)), missing);
 }
 
 TEST(FailingDisk, RecoversFromAKillInTheMiddleOfAWrite) {
