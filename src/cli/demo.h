@@ -16,9 +16,9 @@
 namespace faultline::cli {
 
 struct Act {
-  std::string name;                // census, healthy, damage, diagnosis, hardening, race
-  std::vector<std::string> lines;  // for the terminal
-  Json record = Json::object();    // for the report
+  std::string name;                     // census, healthy, damage, diagnosis, hardening, race
+  std::vector<std::string> lines = {};  // for the terminal
+  Json record = Json::object();         // for the report
   bool as_it_should = true;
 };
 

@@ -3,6 +3,7 @@
 // them (global). Both are judged on the same problems under the same fault. With so few steps and one seed nothing but
 // `inconclusive` can be expected, and that is what the act must be able to say.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include "base/stats.h"

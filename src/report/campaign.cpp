@@ -27,6 +27,7 @@ struct Tally {  // of one method
   std::map<std::string, std::map<std::string, Rates>> pools;   // planted kind -> class of site
   std::map<std::string, std::map<double, Rates>> by_extent;    // planted kind -> share of channels
   std::map<std::string, std::map<double, Rates>> by_strength;  // planted kind -> strength, where trials tell it
+  Rates intermittent;                                          // faults that act in few calls
   int64_t healthy = 0, flagged = 0;
 };
 
@@ -47,12 +48,19 @@ void count(const Json& trial, std::map<std::string, Tally>& methods) {
       ++tally.healthy, tally.flagged += found;
       continue;
     }
-    const std::string kind = string(outcome, "planted_kind");
+    const std::string kind = string(outcome, "planted_kind"), cell = string(trial, "cell");
+    if (cell.starts_with("curve ")) {  // strengths down to what nobody can see: not part of the rates
+      if (const auto strength = number(outcome, "strength")) add(tally.by_strength[kind][*strength], said);
+      continue;
+    }
+    if (cell == "intermittent") {
+      add(tally.intermittent, said);
+      continue;
+    }
     add(tally.all, said);
     ++tally.said[kind][found ? string(said, "kind") : "healthy"];
     if (const std::string pool = string(outcome, "pool"); !pool.empty()) add(tally.pools[kind][pool], said);
     if (const auto extent = number(outcome, "extent")) add(tally.by_extent[kind][*extent], said);
-    if (const auto strength = number(outcome, "strength")) add(tally.by_strength[kind][*strength], said);
   }
 }
 
@@ -80,6 +88,7 @@ IntervalChart rates_chart(const std::string& method, const Tally& tally) {
   row("layer", tally.all.layer, tally.all.trials, "c0");
   row("layer and operator", tally.all.place, tally.all.trials, "c0");
   row("kind", tally.all.kind, tally.all.trials, "c0");
+  row("layer of intermittent faults", tally.intermittent.layer, tally.intermittent.trials, "c0");
   row("healthy models accused", tally.flagged, tally.healthy, tally.flagged > 0 ? "bad" : "good");
   return chart;
 }
@@ -169,7 +178,8 @@ Story tell_campaign(const LoadedRecord& record) {
   Story story;
   int64_t flagged = 0, healthy = 0;
   for (const auto& [method, tally] : methods) {
-    flagged += tally.flagged, healthy += tally.healthy;
+    // Among other methods classic is there to be compared, not believed: it has no error rate.
+    if (method != "classic" || methods.size() == 1) flagged += tally.flagged, healthy += tally.healthy;
     story.words.push_back(
         fmt::format("{}: the layer was named in {} of {} planted faults, the kind in {}; {} of {} "
                     "healthy models were accused.",
