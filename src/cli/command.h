@@ -22,7 +22,6 @@ namespace faultline::cli {
 struct Globals {
   bool json = false;
   bool quiet = false;
-  bool parse_only = false;
   std::string seed_text = "0";
   std::string device = "cpu";
   std::string color = "auto";

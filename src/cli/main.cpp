@@ -35,11 +35,12 @@ constexpr const char* kIntroduction =
     "What there is:\n"
     "  faultline list faults                                 also formats, operators, schedules, tasks\n"
     "  faultline explain deadzone                            formula, parameters, an example\n"
+    "  faultline apply 'relative_gaussian(strength=0.05)'    a fault on generated data, with its ledger\n"
     "  faultline census                                      which operators run, and how often\n"
     "  faultline selftest                                    everything checked on this machine\n"
     "  faultline --help                                      all commands and options\n";
 
-void add_globals(CLI::App& app, Globals& globals, bool& version) {
+void add_globals(CLI::App& app, Globals& globals, bool& version, bool& parse_only) {
   app.add_flag("--json", globals.json, "results as JSON, and nothing else on stdout")->group("Global options");
   app.add_flag("--quiet", globals.quiet, "results only: no hints, no progress")->group("Global options");
   app.add_option("--seed", globals.seed_text, "every random number follows from it; 0 to 2^64-1")
@@ -57,7 +58,7 @@ void add_globals(CLI::App& app, Globals& globals, bool& version) {
             ->type_name("WHEN"),
         {"auto", "always", "never"});
   app.add_flag("--version", version, "version, commit, torch, kernels")->group("Global options");
-  app.add_flag("--parse-only", globals.parse_only, "check the arguments, do nothing")->group("");  // for tests
+  app.add_flag("--parse-only", parse_only, "check the arguments, do nothing")->group("");  // for tests
   app.set_help_flag("-h,--help", "this text; also after a command")->group("Global options");
 }
 
@@ -94,10 +95,10 @@ ExitCode run_program(int argc, char** argv) {
   Globals globals;
   globals.arguments.assign(argv + 1, argv + argc);
   Run run;
-  bool version = false;
+  bool version = false, parse_only = false;
   app.fallthrough();  // global options may stand after the command
   app.allow_extras();
-  add_globals(app, globals, version);
+  add_globals(app, globals, version, parse_only);
   for (const auto add :
        {add_demo,    add_generate, add_eval,   add_census,        add_diagnose, add_scan,      add_compare,
         add_run,     add_train,    add_race,   add_triage,        add_report,   add_apply,     add_list,
@@ -118,7 +119,7 @@ ExitCode run_program(int argc, char** argv) {
   refuse_extras(app);
   choose_color(globals.color);
   (void)globals.seed();  // refused even where a command does not draw
-  if (globals.parse_only) return ExitCode::kOk;
+  if (parse_only) return ExitCode::kOk;
   if (version) return print_version(globals);
   if (run) return run();
   print(kIntroduction);
