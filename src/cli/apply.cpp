@@ -203,8 +203,8 @@ void add_input_options(CLI::App& command, ApplyOptions& options) {
                               "a .npy or .safetensors file; without it a Gaussian is made from the seed", "FILE");
   option("--tensor", options.tensor, "which tensor of a .safetensors file", "NAME");
   option("--shape", options.shape, "of the Gaussian", "AxBx…")->capture_default_str()->excludes(input);
-  option("--std", options.deviation, "of the Gaussian", "S")->capture_default_str()->excludes(input);
-  option("--mean", options.mean, "of the Gaussian", "M")->capture_default_str()->excludes(input);
+  option("--std", options.deviation, "of the Gaussian, 0 or more", "S")->capture_default_str()->excludes(input);
+  option("--mean", options.mean, "of the Gaussian, -1e30 to 1e30", "M")->capture_default_str()->excludes(input);
   offer(option("--dtype", options.dtype, "fp32, bf16, fp16 or fp64 (CPU); a file is converted to it", "NAME")
             ->capture_default_str(),
         dtype_names());
@@ -226,8 +226,9 @@ void add_apply(CLI::App& app, const Globals& globals, Run& run) {
     command->add_option(name, value, text)->group("Random identity")->type_name(type)->capture_default_str();
   };
   option("--site", options->site, "the site's name, part of the random identity", "NAME");
-  option("--step", options->step, "the training step", "N");
-  option("--calls", options->calls, "how often the site is reached; each call starts from the input", "N");
+  option("--step", options->step, "the training step, 0 or more", "N");
+  option("--calls", options->calls, "how often the site is reached, 1 to 1000000; each call starts from the input",
+         "N");
   command->add_option("--output", options->output, "write the result of the last call: .npy or .safetensors")
       ->group("Output")
       ->type_name("FILE");

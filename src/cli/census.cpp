@@ -139,7 +139,7 @@ void add_census(CLI::App& app, const Globals& globals, Run& run) {
             ->type_name("NAME")
             ->capture_default_str(),
         {"all", "prefill", "decode", "score", "train"});
-  command->add_option("--rows", options->rows, "sequences at once; few rows take other operators than many")
+  command->add_option("--rows", options->rows, "sequences at once, 1 to 4096; few rows take other operators than many")
       ->group("Census")
       ->type_name("N")
       ->capture_default_str();

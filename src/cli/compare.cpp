@@ -94,7 +94,8 @@ void add_compare(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Output")
       ->type_name("DIR");
   command->footer(
-      "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n\nGlobal "
+      "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32 --out "
+      "profiles\n\nGlobal "
       "options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return compare(*options, globals); }; });
 }

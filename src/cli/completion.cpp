@@ -41,6 +41,7 @@ Words dashed_names(const CLI::Option* option) {
 Words option_names(const CLI::App& level) {
   Words names;
   for (const CLI::Option* option : level.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden: for launchers and tests
     const Words own = dashed_names(option);
     names.insert(names.end(), own.begin(), own.end());
   }

@@ -157,7 +157,10 @@ void add_convert_model(CLI::App& app, const Globals& globals, Run& run) {
       ->required()
       ->type_name("MODEL");
   command->add_option("folder", options->output, "the folder to make; must not exist")->required()->type_name("FOLDER");
-  offer(command->add_option("--dtype", options->dtype, "bf16, fp32 or fp16")->capture_default_str()->type_name("NAME"),
+  offer(command->add_option("--dtype", options->dtype, "bf16, fp32 or fp16")
+            ->group("Output")
+            ->capture_default_str()
+            ->type_name("NAME"),
         {"bf16", "fp32", "fp16"});
   command->footer(
       "Examples:\n  faultline convert-model default smollm2\n"

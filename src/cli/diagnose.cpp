@@ -144,8 +144,8 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
   offer(option("--method", options->method, "classic, self, shadow or all", "NAME"),
         {"classic", "self", "shadow", "all"});
   command->add_option("--prompt", options->prompt, "a text to run")->group("Diagnosis")->type_name("TEXT");
-  option("--tokens", options->tokens, "at most so many of the prompt", "N");
-  option("--passes", options->passes, "repeat until a fault is caught, at most so often", "N");
+  option("--tokens", options->tokens, "at most so many of the prompt, 1 to 4096", "N");
+  option("--passes", options->passes, "repeat until a fault is caught, at most so often, 1 to 100000", "N");
   command->add_flag("--explain", options->explain, "show what convinced it")->group("Diagnosis");
   add_fault_option(*command, *options, "break the machine first; may be repeated");
   command->add_option("--out", options->out, "write the verdict (of the last method) here")

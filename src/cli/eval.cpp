@@ -102,17 +102,17 @@ void add_task_options(CLI::App& command, Options& options) {
   };
   offer(option("--task", options.task, "arithmetic or gsm8k", "NAME"), {"arithmetic", "gsm8k"});
   option("--split", options.split, "test, shifted or train", "NAME");
-  option("--limit", options.limit, "how many questions", "N");
+  option("--limit", options.limit, "how many questions, 1 to 1048576", "N");
   option("--difficulty", options.difficulty, "of arithmetic, 1 to 4", "N");
   option("--shots", options.shots, "worked examples before each question, 0 to 16", "N");
   option("--scoring", options.scoring, "strict (the number after ####) or flexible (the last number)", "NAME");
-  option("--max-new-tokens", options.tokens, "at most so many tokens for an answer", "N");
+  option("--max-new-tokens", options.tokens, "at most so many tokens for an answer, 1 to 1048576", "N");
   option("--temperature", options.temperature, "0 is greedy; up to 100", "T");
-  option("--slots", options.slots, "how many answers are made at once", "N");
+  option("--slots", options.slots, "how many answers are made at once, 1 to 4096", "N");
   command.add_option("--text", options.text, "perplexity of this text file; with --task both")
       ->group("Text")
       ->type_name("FILE");
-  command.add_option("--window", options.window, "tokens that are scored together")
+  command.add_option("--window", options.window, "tokens that are scored together, 2 to 1048576")
       ->group("Text")
       ->type_name("N")
       ->capture_default_str();

@@ -140,7 +140,7 @@ void add_generate(CLI::App& app, const Globals& globals, Run& run) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     command->add_option(name, value, text)->group("Sampling")->type_name(type)->capture_default_str();
   };
-  option("--max-new-tokens", options->tokens, "at most so many tokens", "N");
+  option("--max-new-tokens", options->tokens, "at most so many tokens, 1 to 1048576", "N");
   option("--temperature", options->temperature, "0 is greedy; up to 100", "T");
   option("--top-k", options->top_k, "only the K likeliest tokens; 0: all", "K");
   option("--top-p", options->top_p, "only the likeliest tokens that hold this mass, 0 to 1", "P");

@@ -24,18 +24,23 @@ constexpr const char* kIntroduction =
     "faultline plants numerical faults in tensors and models, counts the evidence that they\n"
     "happened, and finds them again.\n\n"
     "Start here:\n"
-    "  faultline demo                                        three faults and two number formats at work\n"
-    "  faultline generate \"Why is the sky blue?\"             a language model; --fault breaks it\n"
-    "  faultline eval --fault '…' --strengths 0.05,0.1       accuracy and perplexity under faults\n"
-    "  faultline report runs/eval-…                          a page from the record of a run (eval --out runs)\n"
-    "  faultline census                                      which operators run, and how often\n"
-    "  faultline list faults                                 what there is (also: formats, schedules)\n"
+    "  faultline demo --quick                                the whole lab in a minute, with a page at the end\n"
+    "  faultline generate \"Why is the sky blue?\"             a language model; --fault breaks it\n\n"
+    "Your question:\n"
+    "  faultline eval --fault '…' --strengths 0.05,0.1       does my model survive it?   docs/tutorials/fp4.md\n"
+    "  faultline diagnose                                    which layer is broken?      docs/tutorials/diagnose.md\n"
+    "  faultline train RECIPE                                does noise harden it?       docs/tutorials/aqn.md\n"
+    "  faultline race                                        was it the network?         docs/tutorials/network.md\n"
+    "  faultline report DIR                                  a page from the record of any run\n\n"
+    "What there is:\n"
+    "  faultline list faults                                 also formats, operators, schedules, tasks\n"
     "  faultline explain deadzone                            formula, parameters, an example\n"
     "  faultline apply 'relative_gaussian(strength=0.05)'    a fault on generated data, with its ledger\n"
+    "  faultline census                                      which operators run, and how often\n"
     "  faultline selftest                                    everything checked on this machine\n"
     "  faultline --help                                      all commands and options\n";
 
-void add_globals(CLI::App& app, Globals& globals, bool& version) {
+void add_globals(CLI::App& app, Globals& globals, bool& version, bool& parse_only) {
   app.add_flag("--json", globals.json, "results as JSON, and nothing else on stdout")->group("Global options");
   app.add_flag("--quiet", globals.quiet, "results only: no hints, no progress")->group("Global options");
   app.add_option("--seed", globals.seed_text, "every random number follows from it; 0 to 2^64-1")
@@ -53,6 +58,7 @@ void add_globals(CLI::App& app, Globals& globals, bool& version) {
             ->type_name("WHEN"),
         {"auto", "always", "never"});
   app.add_flag("--version", version, "version, commit, torch, kernels")->group("Global options");
+  app.add_flag("--parse-only", parse_only, "check the arguments, do nothing")->group("");  // for tests
   app.set_help_flag("-h,--help", "this text; also after a command")->group("Global options");
 }
 
@@ -89,10 +95,10 @@ ExitCode run_program(int argc, char** argv) {
   Globals globals;
   globals.arguments.assign(argv + 1, argv + argc);
   Run run;
-  bool version = false;
+  bool version = false, parse_only = false;
   app.fallthrough();  // global options may stand after the command
   app.allow_extras();
-  add_globals(app, globals, version);
+  add_globals(app, globals, version, parse_only);
   for (const auto add :
        {add_demo,    add_generate, add_eval,   add_census,        add_diagnose, add_scan,      add_compare,
         add_run,     add_train,    add_race,   add_triage,        add_report,   add_apply,     add_list,
@@ -113,17 +119,27 @@ ExitCode run_program(int argc, char** argv) {
   refuse_extras(app);
   choose_color(globals.color);
   (void)globals.seed();  // refused even where a command does not draw
+  if (parse_only) return ExitCode::kOk;
   if (version) return print_version(globals);
   if (run) return run();
   print(kIntroduction);
   return ExitCode::kOk;
 }
 
+// What to type next, where the sentence itself does not say it.
+std::string next_step(const Error& error, int argc, char** argv) {
+  if (std::string_view(error.what()).find("faultline ") != std::string_view::npos) return "";
+  if (error.code() == ExitCode::kEvidence) return "next: faultline census shows what a rule can reach\n";
+  if (error.code() != ExitCode::kUsage) return "";
+  const std::string command = argc > 1 && argv[1][0] != '-' ? std::string(argv[1]) + " " : "";
+  return fmt::format("next: faultline {}--help\n", command);
+}
+
 ExitCode guarded(int argc, char** argv) {
   try {
     return run_program(argc, argv);
   } catch (const Error& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
+    fmt::print(stderr, "error: {}\n{}", error.what(), next_step(error, argc, argv));
     return error.code();
   } catch (const c10::Error& error) {
     fmt::print(stderr, "error: torch: {}\n", error.what_without_backtrace());

@@ -195,21 +195,29 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<RaceOptions>();
   command
       ->add_option("--recipe", options->recipe, "a file with a race: section or a triage recipe; default: a small run")
+      ->group("Run")
       ->type_name("FILE");
-  command->add_option("--ranks", options->ranks_text, "how many; under torchrun its WORLD_SIZE")
+  command->add_option("--ranks", options->ranks_text, "how many, 1 to 256; under torchrun its WORLD_SIZE")
+      ->group("Run")
       ->capture_default_str()
       ->type_name("N");
   offer(command->add_option("--transport", options->transport, "threads, or gloo: one process a rank")
+            ->group("Run")
             ->capture_default_str()
             ->type_name("NAME"),
         {"threads", "gloo"});
-  command->add_option("--out", options->out, "the merged evidence as JSON")->type_name("FILE");
+  command->add_option("--out", options->out, "the merged evidence as JSON")->group("Output")->type_name("FILE");
   command->add_option("--write-golden", options->write_golden, "keep this run's digests as the golden of later ones")
+      ->group("Output")
       ->type_name("FILE");
-  command->add_flag("--selftest", options->selftest,
-                    "plant faults of every kind everywhere; all must be found and attributed");
-  command->add_flag("--full", options->full, "with --selftest: more than 1,000 faults and 1,000 clean iterations");
-  command->add_flag("--measure-overhead", options->overhead, "digests in every second iteration; what they cost");
+  command
+      ->add_flag("--selftest", options->selftest,
+                 "plant faults of every kind everywhere; all must be found and attributed")
+      ->group("Run");
+  command->add_flag("--full", options->full, "with --selftest: more than 1,000 faults and 1,000 clean iterations")
+      ->group("Run");
+  command->add_flag("--measure-overhead", options->overhead, "digests in every second iteration; what they cost")
+      ->group("Run");
   command->add_option("--join", options->join, "a launcher's folder: be the rank that the environment says")
       ->type_name("FOLDER")
       ->group("");

@@ -95,9 +95,10 @@ void add_scan(CLI::App& app, const Globals& globals, Run& run) {
   offer(option("--surface", options->surface, "weights, activations or all", "NAME"),
         {"weights", "activations", "all"});
   option("--prompt", options->prompt, "the text whose activations are looked at", "TEXT");
-  option("--rows", options->rows, "how many of the worst tensors to show", "N");
+  option("--rows", options->rows, "how many of the worst tensors to show, 1 or more", "N");
   command->footer(
-      "Example:\n  faultline scan --formats mxfp4,fp8_e4m3 --surface activations\n\nGlobal options: see "
+      "Examples:\n  faultline scan --formats mxfp4,fp8_e4m3 --surface activations\n"
+      "  faultline scan --formats all --surface weights --rows 5\n\nGlobal options: see "
       "`faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return scan(*options, globals); }; });
 }

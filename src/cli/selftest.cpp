@@ -70,7 +70,7 @@ void add_selftest(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command =
       app.add_subcommand("selftest", "planted faults found, clean data silent, kernels exact; exits 1 on any miss");
   auto quick = std::make_shared<bool>(false);
-  command->add_flag("--quick", *quick, "fewer repetitions: some seconds")->group("Options");
+  command->add_flag("--quick", *quick, "fewer repetitions: some seconds")->group("Run");
   command->footer(
       "Examples:\n  faultline selftest\n  faultline selftest --device cuda --json\n\n"
       "Global options: see `faultline --help`.");

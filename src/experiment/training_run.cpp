@@ -7,6 +7,7 @@
 #include "aqn/aqn_schema.h"
 #include "base/error.h"
 #include "experiment/training_census.h"
+#include "experiment/training_layers.h"
 #include "tap/substitution.h"
 #include "task/evaluate.h"
 #include "train/step.h"
@@ -182,6 +183,11 @@ TrainHooks TrainingRun::State::hooks() {
     noise->check();
     line(noise->log_line());
     return noise->record();
+  };
+  all.end_step = [this, own = all.end_step, errors = std::make_shared<LayerErrors>()](const TrainPosition& position) {
+    Json metrics = own(position);
+    if (injection && in_last_stage(position)) metrics[kLayerErrors] = errors->since_last(injection->plan());
+    return metrics;
   };
   if (!validation.empty()) {
     all.validate = [this](const TrainPosition& position, bool faulty) {

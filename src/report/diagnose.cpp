@@ -1,18 +1,18 @@
-// The stories of a diagnosis (one JSON file: verdict, candidates with their evidence, what was not tested) and of a
-// campaign of diagnoses (trials with a planted fault and what each method said about it).
+// The story of a diagnosis, one JSON file: verdict, candidates with their evidence and residuals, what was not tested.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
-#include <set>
+#include <cmath>
 
-#include "base/stats.h"
 #include "report/chart.h"
 #include "report/field.h"
 #include "report/story.h"
 
 namespace faultline::report {
 namespace {
+
+constexpr std::size_t kMostSamples = 60;
+constexpr double kMostLayers = 1000;
 
 Html candidates_of(const Json& diagnosis) {
   std::vector<std::vector<Cell>> rows, proofs;
@@ -32,69 +32,51 @@ Html candidates_of(const Json& diagnosis) {
                       table({"place", "relation", "violations", "of elements", "times the bound"}, proofs));
 }
 
-struct Rates {
-  int64_t trials = 0, layer = 0, place = 0, kind = 0;
-};
-
-struct Tally {  // of one method
-  Rates all;
-  std::map<std::string, std::map<std::string, int64_t>> said;  // planted kind -> said kind
-  int64_t healthy = 0, flagged = 0;
-};
-
-void count(const Json& trial, std::map<std::string, Tally>& methods) {
-  const Json& outcome = at(trial, "outcome");
-  if (at(outcome, "inactive") == true) return;
-  for (const auto& [method, said] : fields(outcome).items()) {
-    if (!said.is_object() || !said.contains("found")) continue;
-    Tally& tally = methods[method];
-    const bool found = at(said, "found") == true;
-    if (string(trial, "cell") == "healthy") {
-      ++tally.healthy, tally.flagged += found;
-      continue;
+// What convinced it: the worst elements, what they should have been and what they were.
+Html residuals_of(const Json& diagnosis) {
+  std::vector<std::vector<Cell>> rows;
+  for (const Json& one : items(at(diagnosis, "candidates"))) {
+    for (const Json& proof : items(at(one, "evidence"))) {
+      for (const Json& sample : items(at(proof, "samples"))) {
+        if (rows.size() == kMostSamples) break;
+        const std::optional<double> expected = number(sample, "expected"), observed = number(sample, "observed");
+        const bool both = expected && observed;
+        rows.push_back({string(proof, "place"), string(proof, "relation"), number_cell(string(sample, "row")),
+                        number_cell(string(sample, "column")), number_cell(number_text(expected)),
+                        number_cell(observed ? number_text(observed) : "not finite", observed ? "" : "bad"),
+                        number_cell(both && *expected != 0
+                                        ? fmt::format("{:+.3g} %", 100 * (*observed - *expected) / std::abs(*expected))
+                                        : "–")});
+      }
     }
-    ++tally.all.trials;
-    tally.all.layer += at(said, "layer_right") == true, tally.all.place += at(said, "place_right") == true;
-    tally.all.kind += at(said, "kind_right") == true;
-    ++tally.said[string(outcome, "planted_kind")][found ? string(said, "kind") : "healthy"];
   }
+  if (rows.empty()) return {};
+  return folded(text(fmt::format("Residuals: the worst elements of each relation ({})", rows.size())),
+                table({"place", "relation", "row", "column", "expected", "observed", "deviation"}, rows));
 }
 
-IntervalChart rates_chart(const std::string& method, const Tally& tally) {
-  IntervalChart chart{
-      .title = fmt::format("{}: planted faults named rightly, 95 % intervals (Clopper-Pearson)", method),
-      .unit = Unit::kShare,
-      .axis = std::pair(0.0, 1.0)};
-  const auto add = [&](const char* label, int64_t right, int64_t trials, const char* tone) {
-    if (trials == 0) return;
-    const Interval range = clopper_pearson_interval(right, trials);
-    const double share = static_cast<double>(right) / static_cast<double>(trials);
-    chart.rows.push_back({.label = label,
-                          .value = share,
-                          .range = std::pair(range.low, range.high),
-                          .note = fmt::format("{} ({}/{})", percent_text(share), right, trials),
-                          .tone = tone});
-  };
-  add("layer", tally.all.layer, tally.all.trials, "c0");
-  add("layer and operator", tally.all.place, tally.all.trials, "c0");
-  add("kind", tally.all.kind, tally.all.trials, "c0");
-  add("healthy models accused", tally.flagged, tally.healthy, tally.flagged > 0 ? "bad" : "good");
-  return chart;
-}
-
-Html confusion_of(const std::string& method, const Tally& tally) {
-  GridChart chart{.title = fmt::format("{}: planted kind (rows) and what was said (columns)", method)};
-  std::set<std::string> said;
-  for (const auto& [planted, answers] : tally.said)
-    for (const auto& [answer, n] : answers) said.insert(answer);
-  chart.columns.assign(said.begin(), said.end());
-  chart.write_values = chart.columns.size() <= 8;
-  for (const auto& [planted, answers] : tally.said) {
-    chart.rows.push_back(planted);
-    for (const std::string& answer : chart.columns) {
-      const auto n = answers.find(answer);
-      chart.values.emplace_back(n == answers.end() ? 0.0 : static_cast<double>(n->second));
+// How far each layer left its bound: one column a layer.
+Html layers_of(const Json& diagnosis) {
+  std::vector<double> worst;
+  for (const Json& one : items(at(diagnosis, "candidates"))) {
+    const double layer = number(one, "layer").value_or(-1);
+    if (!(layer >= 0 && layer < kMostLayers)) continue;
+    if (worst.size() <= static_cast<std::size_t>(layer)) worst.resize(static_cast<std::size_t>(layer) + 1, 0);
+    for (const Json& proof : items(at(one, "evidence"))) {
+      const double elements = number(proof, "elements").value_or(0);
+      if (elements <= 0) continue;
+      double& share = worst[static_cast<std::size_t>(layer)];
+      share = std::max(share, number(proof, "violations").value_or(0) / elements);
     }
+  }
+  if (worst.size() < 2) return {};
+  GridChart chart{.title = "Share of elements that broke their relation, up to the last accused layer",
+                  .rows = {"worst relation"},
+                  .unit = Unit::kShare,
+                  .column_label = "layer"};
+  for (std::size_t layer = 0; layer < worst.size(); ++layer) {
+    chart.columns.push_back(std::to_string(layer));
+    chart.values.emplace_back(worst[layer]);
   }
   return draw(chart);
 }
@@ -121,29 +103,8 @@ Story tell_diagnosis(const LoadedRecord& record) {
     story.words.push_back("Not tested: " + not_tested);
   if (const std::string not_excluded = joined(at(diagnosis, "not_excluded"), "; "); !not_excluded.empty())
     story.words.push_back("Not excluded: " + not_excluded);
-  story.sections.push_back({"What is accused", candidates_of(diagnosis)});
-  return story;
-}
-
-Story tell_campaign(const LoadedRecord& record) {
-  std::map<std::string, Tally> methods;
-  for (const Json& trial : record.events) count(trial, methods);
-  if (methods.empty()) return tell_anything(record);
-  Story story;
-  int64_t flagged = 0, healthy = 0;
-  for (const auto& [method, tally] : methods) {
-    flagged += tally.flagged, healthy += tally.healthy;
-    story.words.push_back(
-        fmt::format("{}: the layer was named in {} of {} planted faults, the kind in {}; {} of {} "
-                    "healthy models were accused.",
-                    method, tally.all.layer, tally.all.trials, tally.all.kind, tally.flagged, tally.healthy));
-    Html body = tally.all.trials + tally.healthy > 0 ? draw(rates_chart(method, tally)) : Html();
-    story.sections.push_back({"Method " + method, body + confusion_of(method, tally)});
-  }
-  story.tone = flagged > 0 ? Tone::kBad : Tone::kPlain;
-  story.headline = flagged > 0   ? fmt::format("{} of {} diagnoses of healthy models accused them.", flagged, healthy)
-                   : healthy > 0 ? fmt::format("No false accusation in {} diagnoses of healthy models.", healthy)
-                                 : std::string("A campaign of planted faults; no healthy model was examined.");
+  story.sections.push_back(
+      {"What is accused", candidates_of(diagnosis) + layers_of(diagnosis) + residuals_of(diagnosis)});
   return story;
 }
 

@@ -51,6 +51,49 @@ IntervalChart difference_chart(const Json& arms, const std::string& control) {
   return chart;
 }
 
+// Comparisons that were named before the run.
+Html contrasts_of(const Json& contrasts) {
+  IntervalChart chart{.title = "Contrasts named beforehand: difference in points, 95 % intervals, paired by seed",
+                      .reference = 0.0};
+  for (const Json& one : contrasts) {
+    const std::optional<double> difference = number(one, "difference");
+    const auto range = interval(one, "interval");
+    IntervalRow row{
+        .label = fmt::format("{}: {} against {}", string(one, "name"), string(one, "arm"), string(one, "against")),
+        .note = "not comparable",
+        .tone = "c1"};
+    if (difference && range) {
+      const std::optional<double> p = number(one, "p_holm");
+      row.value = 100 * *difference;
+      row.range = std::pair(100 * range->first, 100 * range->second);
+      row.note = fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]{}", *row.value, row.range->first, row.range->second,
+                             p && *p < kAlpha ? "" : ", inconclusive");
+      if (p && *p < kAlpha) row.tone = *difference > 0 ? "good" : "bad";
+    }
+    chart.rows.push_back(row);
+  }
+  return chart.rows.empty() ? Html() : draw(chart);
+}
+
+// Arms x faults that every final model was judged under.
+Html under_faults(const Json& arms) {
+  std::vector<std::string> labels;
+  for (const Json& arm : arms)
+    for (const auto& [label, value] : fields(at(arm, "under")).items())
+      if (std::find(labels.begin(), labels.end(), label) == labels.end()) labels.push_back(label);
+  if (labels.empty()) return {};
+  GridChart chart{.title = "Accuracy of the final models (rows) under each fault (columns), mean over seeds",
+                  .columns = labels,
+                  .unit = Unit::kShare,
+                  .write_values = labels.size() <= 8};
+  for (const Json& arm : arms) {
+    chart.rows.push_back(string(arm, "arm"));
+    for (const std::string& label : labels)
+      chart.values.push_back(number(at(at(at(arm, "under"), label), "accuracy"), "mean"));
+  }
+  return draw(chart);
+}
+
 std::string mean_text(const Json& value, double factor) {
   const std::optional<double> mean = number(value, "mean"), sd = number(value, "sd");
   if (!mean) return "–";
@@ -110,6 +153,11 @@ Story tell_experiment(const LoadedRecord& record) {
     decided += number(against, "p_holm").value_or(1) < kAlpha;
     unproven += number(arm, "evidence_missing").value_or(0);
     if (const std::string sentence = sentence_of(arm); !sentence.empty()) story.words.push_back(sentence);
+    if (number(arm, "identical_seeds").value_or(0) > 0)  // equality to the last bit is an alarm, not a success
+      story.words.push_back(
+          fmt::format("{}: in {} seeds every step was the control's, to the bit: what it changes did "
+                      "not act.",
+                      string(arm, "arm"), number_text(number(arm, "identical_seeds"))));
   }
   const std::string question = string(record.document, "question");
   if (!question.empty()) story.words.insert(story.words.begin(), "Asked: " + question);
@@ -125,6 +173,7 @@ Story tell_experiment(const LoadedRecord& record) {
   story.tone = unproven > 0 || compared == 0 ? Tone::kDoubt : Tone::kPlain;
   Html body;
   if (compared > 0) body += draw(difference_chart(arms, string(record.document, "control")));
+  body += contrasts_of(items(at(record.document, "contrasts"))) + under_faults(arms);
   story.sections.push_back({"Arms", body + arms_table(arms)});
   if (Html curves = reward_curves(record); !curves.empty()) story.sections.push_back({"Curves", std::move(curves)});
   return story;

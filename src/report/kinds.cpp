@@ -12,9 +12,9 @@ struct Kind {
   Story (*tell)(const LoadedRecord&);
 };
 
-constexpr Kind kKinds[] = {{"eval", tell_eval},        {"train", tell_train}, {"experiment", tell_experiment},
-                           {"triage", tell_triage},    {"race", tell_race},   {"diagnose", tell_diagnosis},
-                           {"campaign", tell_campaign}};
+constexpr Kind kKinds[] = {{"eval", tell_eval},         {"train", tell_train}, {"experiment", tell_experiment},
+                           {"triage", tell_triage},     {"race", tell_race},   {"diagnose", tell_diagnosis},
+                           {"campaign", tell_campaign}, {"demo", tell_demo}};
 
 }  // namespace
 

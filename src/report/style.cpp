@@ -38,7 +38,7 @@ article + article, section + article { margin-top: 4rem; }
 .headline { font-size: 1.2rem; line-height: 1.4; font-weight: 600; margin: .15rem 0 .4rem; overflow-wrap: anywhere; }
 .verdict ul, .missing ul { margin: .4rem 0 0; padding-left: 1.2rem; }
 li { overflow-wrap: anywhere; margin: .15rem 0; }
-.note { color: var(--soft); font-size: .88rem; }
+.lead { font-weight: 600; } .note { color: var(--soft); font-size: .88rem; }
 p.good, div.good { color: var(--good); } p.bad, div.bad { color: var(--bad); }
 .scroll { overflow-x: auto; margin: .75rem 0; }
 table { border-collapse: collapse; font-size: .88rem; min-width: 100%; }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <map>
+#include <set>
 
 #include "base/stats.h"
 #include "report/chart.h"
@@ -17,6 +19,8 @@ namespace {
 constexpr std::size_t kMostCurves = 60;
 constexpr const char* kClean = "val-core/";
 constexpr const char* kFaulty = "faultline/val-faulty/";
+constexpr std::size_t kMostLayers = 200, kMostSteps = 60;
+constexpr const char* kLayerErrors = "faultline/layer_error";
 constexpr const char* kProblems = "faultline/validation_problems";
 
 using SeriesByName = std::map<std::string, std::vector<Point>>;
@@ -90,6 +94,38 @@ std::string sentence_of_stop(const LoadedRecord& record) {
   return "";
 }
 
+// Layers x steps: how strong the faults were, from what the ledger gained at each step.
+Html layer_map(const LoadedRecord& record) {
+  std::map<int64_t, std::map<double, double>> by_layer;
+  std::set<double> steps;
+  for (const Json& event : record.events) {
+    const std::optional<double> step = number(event, "step");
+    if (!step || !std::isfinite(*step)) continue;
+    for (const auto& [layer, value] : fields(at(at(event, "metrics"), kLayerErrors)).items()) {
+      const std::optional<double> error = number(value);
+      if (!error || layer.empty() || layer.size() > 6 || layer.find_first_not_of("-0123456789") != std::string::npos)
+        continue;
+      by_layer[std::atoll(layer.c_str())][*step] = *error;
+      steps.insert(*step);
+    }
+  }
+  if (by_layer.empty() || steps.size() < 2 || by_layer.size() > kMostLayers) return {};
+  const std::vector<double> all(steps.begin(), steps.end());
+  const std::size_t every = (all.size() + kMostSteps - 1) / kMostSteps;
+  GridChart chart{.title = fmt::format("Realised relative error by layer (rows) and step (columns){}",
+                                       every > 1 ? fmt::format("; every {}th step", every) : ""),
+                  .column_label = "step"};
+  for (std::size_t i = 0; i < all.size(); i += every) chart.columns.push_back(number_text(all[i]));
+  for (const auto& [layer, errors] : by_layer) {
+    chart.rows.push_back(layer < 0 ? "no layer" : fmt::format("layer {}", layer));
+    for (std::size_t i = 0; i < all.size(); i += every) {
+      const auto error = errors.find(all[i]);
+      chart.values.push_back(error == errors.end() ? std::nullopt : std::optional(error->second));
+    }
+  }
+  return draw(chart);
+}
+
 }  // namespace
 
 Html curves_of(const std::vector<const LoadedRecord*>& records) {
@@ -138,7 +174,7 @@ Story tell_train(const LoadedRecord& record) {
   story.sections.push_back({"Validation", validation(record)});
   if (Html curves = curves_of({&record}); !curves.empty()) story.sections.push_back({"Curves", std::move(curves)});
   if (!record.ledger.is_null())
-    story.sections.push_back({"Proof that the faults happened", evidence_tables(record.ledger)});
+    story.sections.push_back({"Proof that the faults happened", layer_map(record) + evidence_tables(record.ledger)});
   return story;
 }
 

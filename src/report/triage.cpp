@@ -1,8 +1,8 @@
-// The stories of a triage (matrix.json: cells with mitigations, their failure rates) and of a race (one JSON result of
-// ranks that checked each other's collectives).
+// The story of a triage, matrix.json and its trials: cells with mitigations, their failure rates, every trial.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "report/chart.h"
 #include "report/field.h"
@@ -12,6 +12,8 @@ namespace faultline::report {
 namespace {
 
 constexpr std::size_t kMostFindings = 200;
+constexpr int64_t kMostTrials = 128;
+constexpr std::size_t kMostCells = 60;
 
 std::string names(const Json& list, const char* separator) {
   const std::string all = joined(list, separator);
@@ -61,22 +63,33 @@ Html failed_trials(const LoadedRecord& record) {
                 table({"cell", "trial", "seed", "status", "what happened"}, rows));
 }
 
-// Findings of all ranks under one key of the evidence: mismatches, events, …
-Html findings(const Json& evidence, const char* key, const std::vector<std::string>& columns) {
-  std::vector<std::vector<Cell>> rows;
-  std::size_t count = 0;
-  for (const Json& rank : items(evidence)) {
-    const Json& list = at(rank, key);
-    for (const Json& one : items(list.is_object() ? at(list, "items") : list)) {
-      if (++count > kMostFindings) continue;
-      std::vector<Cell> row;
-      for (const std::string& column : columns) row.emplace_back(string(one, column));
-      rows.push_back(std::move(row));
-    }
-    count += static_cast<std::size_t>(std::max(0.0, number(list, "omitted").value_or(0)));
+// Every trial once: a row for each cell, a column for each trial.
+Html trials_matrix(const LoadedRecord& record, const Json& cells) {
+  std::map<std::string, std::map<int64_t, std::optional<double>>> found;
+  int64_t most = 0;
+  for (const Json& trial : record.events) {
+    const auto index = static_cast<int64_t>(number(trial, "index").value_or(-1));
+    if (index < 0 || index >= kMostTrials) continue;
+    const Json& status = at(trial, "status");
+    found[string(trial, "cell")][index] = status == "pass"   ? std::optional(0.0)
+                                          : status == "fail" ? std::optional(1.0)
+                                                             : std::nullopt;
+    most = std::max(most, index + 1);
   }
-  if (rows.empty()) return {};
-  return element("h3", text(fmt::format("{} ({})", key, count))) + table(columns, rows);
+  if (most == 0) return {};
+  GridChart chart{.title = "Every trial: filled where it failed, grey where it ended in an error or is missing",
+                  .column_label = "trial"};
+  for (int64_t i = 0; i < most; ++i) chart.columns.push_back(std::to_string(i));
+  for (const Json& cell : cells) {
+    const auto row = found.find(string(cell, "name"));
+    if (row == found.end() || chart.rows.size() == kMostCells) continue;
+    chart.rows.push_back(row->first);
+    for (int64_t i = 0; i < most; ++i) {
+      const auto trial = row->second.find(i);
+      chart.values.push_back(trial == row->second.end() ? std::nullopt : trial->second);
+    }
+  }
+  return draw(chart);
 }
 
 }  // namespace
@@ -95,35 +108,8 @@ Story tell_triage(const LoadedRecord& record) {
   story.words.emplace_back(
       "Trials that ended in an error are left out of the rates. A confound 'speed' means that a cell is slower than "
       "the baseline, so that its effect may be the slowness alone.");
-  story.sections.push_back({"Cells", rates(cells) + cells_table(cells)});
+  story.sections.push_back({"Cells", rates(cells) + trials_matrix(record, cells) + cells_table(cells)});
   story.sections.push_back({"Trials", failed_trials(record)});
-  return story;
-}
-
-Story tell_race(const LoadedRecord& record) {
-  Story story;
-  const Json& result = record.document.is_null() ? record.results() : record.document;
-  const std::string verdict = string(result, "verdict");
-  story.tone = verdict == "pass" ? Tone::kGood : verdict == "fail" ? Tone::kBad : Tone::kDoubt;
-  story.headline = fmt::format("{} ({}): {}", verdict, string(result, "outcome"), string(result, "sentence"));
-  story.words.push_back(fmt::format("{} ranks, {} iterations, {} layers, {:.3g} s; blamed ranks: {}.",
-                                    string(result, "ranks"), string(result, "iterations"), string(result, "layers"),
-                                    number(result, "seconds").value_or(0), names(at(result, "blamed"), ", ")));
-  const Json& evidence = at(result, "evidence");
-  Html body = findings(evidence, "events",
-                       {"rank", "iteration", "layer", "cause", "operation", "keys", "sources", "consequences"});
-  body +=
-      findings(evidence, "mismatches", {"rank", "iteration", "layer", "operation", "phase", "damage", "count", "xor"});
-  body += findings(evidence, "deviations", {"rank", "iteration", "layer", "key", "scope", "observed", "reference"});
-  body += findings(evidence, "slow", {"rank", "iteration", "layer", "seconds", "usual"});
-  if (body.empty()) body = paragraph(text("No rank found anything."), "note");
-  story.sections.push_back({"What the ranks found", body});
-  std::vector<std::vector<Cell>> failures;
-  for (const Json& one : items(at(result, "failures")))
-    failures.push_back(
-        {string(one, "rank"), names(at(one, "blamed"), ", "), string(one, "hang"), string(one, "sentence")});
-  if (!failures.empty())
-    story.sections.push_back({"Failures", table({"rank", "blamed", "hang", "what happened"}, failures)});
   return story;
 }
 

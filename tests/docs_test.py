@@ -1,0 +1,91 @@
+"""Every command in README and docs. Console blocks are replayed in a folder of the document's own, block after block, and
+what they show is compared with what is printed (the rules are in transcript.py); Python blocks of the tutorials run one
+after the other in one process. Commands in other blocks are examples with somebody's own files: their arguments are
+parsed. Links between documents lead somewhere."""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import transcript
+from program import PROGRAM, ROOT, run
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+TUTORIALS = [path for path in DOCUMENTS if path.parent.name == "tutorials"]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def with_block(language):
+    return [path for path in DOCUMENTS if any(found == language for found, _, _ in transcript.blocks(path.read_text(encoding="utf-8")))]
+
+
+@pytest.mark.parametrize("document", with_block("console"), ids=name_of)
+def test_what_a_document_shows_is_what_is_printed(document, tmp_path):
+    folder = transcript.prepare(tmp_path)
+    for language, content, line in transcript.blocks(document.read_text(encoding="utf-8")):
+        for command, shown in transcript.steps(content) if language == "console" else []:
+            printed = transcript.replay(command, folder, PROGRAM.parent)
+            assert transcript.matches(shown, printed), f"{name_of(document)}:{line}: $ {command}\n{transcript.difference(shown, printed)}"
+
+
+@pytest.mark.parametrize("document", [path for path in with_block("python") if path in TUTORIALS], ids=name_of)
+def test_the_python_of_a_tutorial_runs_and_shows_what_it_says(document, tmp_path):
+    """A line `# → TEXT` after a print says what it prints."""
+    source = "\n".join(content for language, content, _ in transcript.blocks(document.read_text(encoding="utf-8")) if language == "python")
+    shown = re.findall(r"^# → (.*)$", source, re.MULTILINE)
+    script = tmp_path / "tutorial.py"
+    script.write_text(source, encoding="utf-8")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=transcript.environment(PROGRAM.parent), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert shown and transcript.matches(shown, done.stdout.splitlines()), transcript.difference(shown, done.stdout.splitlines())
+
+
+def commands_in_other_blocks():
+    found = []
+    for document in DOCUMENTS:
+        for language, content, line in transcript.blocks(document.read_text(encoding="utf-8")):
+            if language not in ("", "sh", "bash"):
+                continue
+            joined = content.replace("\\\n", " ")
+            for text in joined.splitlines():
+                if match := re.match(r"\s*(?:\$ )?(?:build/)?faultline ([a-z].*)", text):
+                    found.append(pytest.param(match[1], id=f"{name_of(document)}:{line} {match[1][:60]}"))
+    return found
+
+
+@pytest.mark.parametrize("text", commands_in_other_blocks())
+def test_a_command_that_is_not_replayed_has_arguments_that_parse(text):
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        pytest.fail(f"{text}: {error}")
+    end = next((i for i, word in enumerate(words) if word in ("|", ">", "<", ";", "&&", "&") or word.startswith("#")), len(words))
+    words = words[:end]
+    # The prose after a command stands two blanks away.
+    plain = shlex.split(re.split(r"\s{2,}", text)[0], comments=True)
+    accepted = [run(*arguments, "--parse-only").returncode == 0 for arguments in ([words] if words == plain else [words, plain])]
+    assert any(accepted), text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+        if not re.match(r"[a-z]+:", target):
+            assert (document.parent / target).exists(), f"{name_of(document)} links to {target}"
+
+
+def test_a_transcript_that_is_not_true_is_noticed():
+    assert transcript.matches(["a 1", "…", "z ~2.5 s"], ["a 1", "b", "c", "z 17 s"])
+    assert transcript.matches(["x …"], ["x y z"])
+    assert not transcript.matches(["a 1"], ["a 2"])
+    assert not transcript.matches(["a"], ["a", "b"])
+    assert not transcript.matches(["a", "…", "b"], ["a", "c"])
+    assert not transcript.matches(["~1 apples"], ["some apples"])
+    assert transcript.steps("$ one \\\n  two\nshown\n$ three\n") == [["one \\\n  two", ["shown"]], ["three", []]]

@@ -1,0 +1,94 @@
+"""The help of every command: a purpose in one line, options in named groups with defaults and ranges, at least two real
+examples, and every example parses (`--parse-only`: arguments are checked, nothing runs)."""
+
+import re
+import shlex
+
+import pytest
+
+from program import ok, run
+
+NESTED = [["triage", "run"], ["triage", "bisect"]]
+
+
+def commands():
+    listed = ok("--help").split("SUBCOMMANDS:" if "SUBCOMMANDS:" in ok("--help") else "Subcommands:")[1]
+    names = re.findall(r"^  ([a-z][a-z-]*) ", listed, re.MULTILINE)
+    assert len(names) >= 20, names
+    return [[name] for name in names]
+
+
+ALL = commands() + NESTED
+
+
+@pytest.fixture(params=ALL, ids=" ".join)
+def command(request):
+    return request.param
+
+
+def examples(text):
+    """Every command line below `Examples:`, up to a pipe or a redirection."""
+    block = text.split("Examples:\n")[1].split("\n\n")[0]
+    found = []
+    for line in block.splitlines():
+        words = shlex.split(line)
+        if "faultline" in words:
+            found.append(list(words[words.index("faultline") + 1 :]))
+    return [[*words[: next((i for i, word in enumerate(words) if word in ("|", ">")), len(words))]] for words in found]
+
+
+def options(text):
+    """(group, names and type, description) of every option that is shown."""
+    found, group = [], ""
+    for line in text.split("Examples:")[0].splitlines():
+        if re.match(r"^\S.*:$", line):
+            group = line[:-1]
+        elif match := re.match(r"^  (-\S.*?)(?:  +(\S.*))?$", line):
+            found.append([group, match[1], match[2] or ""])
+        elif found and re.match(r"^   +\S", line):
+            found[-1][2] += " " + line.strip()
+    return found
+
+
+def test_a_command_says_its_purpose_and_two_real_examples(command):
+    text = ok(*command, "--help")
+    assert 20 <= len(text.splitlines()[0]) <= 120
+    assert len(examples(text)) >= 2 and all(words[: len(command)] == command or command == ["triage"] for words in examples(text)), text
+
+
+def test_every_example_parses(command):
+    for words in examples(ok(*command, "--help")):
+        done = run(*words, "--parse-only")
+        assert done.returncode == 0 and done.stdout == "", (words, done.stderr)
+
+
+def test_options_stand_in_groups_with_defaults_and_ranges(command):
+    for group, names, description in options(ok(*command, "--help")):
+        if "--help" in names:
+            continue
+        assert group not in ("", "OPTIONS", "Options"), (names, group)
+        assert description, names
+        if re.search(r" [NTPK](?: |$)", names):  # a number
+            assert re.search(r"\[[^\]]+\]", names + description), (names, "no default")
+            assert re.search(r"\d+ to \d|\d or more|\d+ is |0: |up to \d", description), (names, description)
+
+
+def test_the_parser_is_not_blind():
+    """What `--parse-only` accepts is not everything."""
+    assert run("eval", "--strenghts", "1", "--parse-only").returncode == 64
+    assert run("report", "--parse-only").returncode == 64
+    assert run("demmo", "--parse-only").returncode == 64
+
+
+def test_faultline_alone_shows_where_to_start():
+    text = ok()
+    known = {" ".join(command) for command in ALL}
+    named = re.findall(r"^  faultline ([a-z-]+)", text, re.MULTILINE)
+    assert "demo" in named and set(named) <= known, named
+    assert "--help" in text and "docs/tutorials/" in text
+
+
+def test_errors_say_what_to_type_next():
+    assert run("eval", "--limit", "none").stderr.endswith("next: faultline eval --help\n")
+    assert "did you mean" in run("generat").stderr
+    assert "faultline generate" in run("generate", "").stderr

@@ -1,0 +1,195 @@
+"""A page for every kind of record. The records are made by the commands themselves, on a random model of six layers, so
+that what is written and what is read cannot drift apart; every page is then loaded in a browser where there is one."""
+
+import json
+import pathlib
+import shutil
+import sqlite3
+
+import pytest
+
+import browser
+import tiny_folder
+from program import ROOT, launch, ok
+
+NOISE = "{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}"
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def done(codes, *arguments, **options):
+    result = launch(*arguments, timeout=300, **options)
+    assert result.returncode in codes, (arguments, result.returncode, result.stdout[-2000:], result.stderr[-2000:])
+    return result.stdout
+
+
+class Records:
+    """Each made when it is first asked for."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.model = tiny_folder.make(folder / "model", layers=6)
+        self.made = {}
+
+    def get(self, kind):
+        if kind not in self.made:
+            self.made[kind] = getattr(self, kind)(self.folder / kind)
+        return self.made[kind]
+
+    def eval(self, out):
+        fault = "relative_gaussian(strength=0.05) @ operator=matmul"
+        done([0], "eval", "--model", self.model, "--limit", 4, "--max-new-tokens", 4, "--fault", fault, "--strengths", "0.05,0.1,1", "--out", out)
+        return next(out.iterdir())
+
+    def injection(self, out):
+        done([0], "run", ROOT / "recipes/noise.yaml", f"model={self.model}", "evaluate.limit=4", "evaluate.max_new_tokens=4", "--out", out)
+        return next(out.iterdir())
+
+    def train(self, out):
+        changes = [f"faults=[{NOISE}]", "+phases={rollout: true, actor_forward: true, eval: both}", "+aqn={schedule: constant, sigma_start: 0.02, sigma_scale: relative, force: true}"]
+        done([0], "train", ROOT / "recipes/train/tiny.yaml", f"model={self.model}", *changes, "--dtype", "fp32", "--quiet", "--out", out)
+        return next(out.iterdir())
+
+    def diagnosis(self, out):
+        out.mkdir()
+        fault = "gain(strength=0.05) @ module=layer_output,layer=3"
+        done([1], "diagnose", "--model", self.model, "--fault", fault, "--out", out / "verdict.json")
+        return out / "verdict.json"
+
+    def healthy(self, out):
+        out.mkdir()
+        done([0], "diagnose", "--model", self.model, "--out", out / "verdict.json")
+        return out / "verdict.json"
+
+    def campaign(self, out):
+        out.mkdir()
+        done([0], "diagnose", "--model", self.model, "--campaign", "smoke", "--method", "all", "--store", out / "trials.sqlite", "--quiet")
+        return out / "trials.sqlite"
+
+    def race(self, out):
+        out.mkdir()
+        done([1], "race", "--quiet", "--out", out / "race.json", "inject={target: comm_output, kind: bitflip, layer: 7, rank: 2}")
+        return out / "race.json"
+
+    def triage(self, out):
+        done([0, 1, 2], "triage", "run", "--quiet", "--recipe", ROOT / "recipes/race-smoke.yaml", "--out", out, "trials=2", "steps=4")
+        return out
+
+    def demo(self, out):
+        done([0, 1], "demo", "--model", self.model, "--quick", "--quiet", "--output", out)
+        return next(out.iterdir())
+
+
+# kind -> what its page must say, charts it must have
+PAGES = {
+    "eval": (["Proof that the faults happened", "Accuracy over strength", "Coverage"], 3),
+    "injection": (["Proof that the faults happened", "faultline run recipe.json"], 2),
+    "train": (["Validation accuracy", "Realised relative error by layer (rows) and step (columns)", "faultline/aqn"], 3),
+    "diagnosis": (["A fault: gain at model.layers.3", "Residuals: the worst elements", "Relations that were violated"], 1),
+    "healthy": (["Healthy", "Nothing is accused"], 0),
+    "campaign": (["No false accusation in", "planted kind (rows)", "Pools with intervals", "Method self"], 4),
+    "race": (["all_gather", "Corruptions by rank and layer", "fail ("], 1),
+    "triage": (["Failure rate of each cell", "Every trial", "no-drill"], 2),
+    "demo": (["A fault is planted", "Who is to blame?", "Was it the network?", "What runs where", "Asked:"], 4),
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    return Records(tmp_path_factory.mktemp("kinds"))
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if browser.PROGRAM is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with browser.Browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def pages(records, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+
+    def page(kind):
+        path = folder / f"{kind}.html"
+        if not path.exists():
+            ok("report", records.get(kind), "-o", path)
+        return path
+
+    return page
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_says_what_its_record_holds(pages, kind):
+    html = pages(kind).read_text(encoding="utf-8")
+    for words in PAGES[kind][0]:
+        assert words in html, words
+    assert html.count("<figure") >= PAGES[kind][1]
+    assert "<script" not in html and "http" not in html.replace("http-equiv", "") and len(html) < 7_000_000
+    assert "Missing from the record" not in html
+
+
+DRAWN = """[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll('svg')].filter(
+    s => s.getBoundingClientRect().width > 150 && s.querySelectorAll('circle, rect, path').length > 1).length)"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_browser_shows_every_page_whole(pages, chromium, kind, width):
+    assert chromium.open(pages(kind), width) == []
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+    assert all(count == 1 for count in chromium.evaluate(DRAWN))
+
+
+def test_several_kinds_stand_side_by_side(records, tmp_path):
+    kinds = ["eval", "train", "diagnosis", "race"]
+    answer = json.loads(ok("report", *(records.get(kind) for kind in kinds), "-o", tmp_path / "all.html", "--json"))
+    assert [run["kind"] for run in answer["runs"]] == ["eval", "train", "diagnose", "race"]
+    html = (tmp_path / "all.html").read_text(encoding="utf-8")
+    assert "4 runs side by side" in html and all(run["verdict"].split(":")[0] in html for run in answer["runs"])
+
+
+def test_the_demo_leaves_parts_that_have_pages_of_their_own(records, tmp_path):
+    demo = records.get("demo")
+    for part, kind in (("verdict.json", "diagnose"), ("healthy.json", "diagnose"), ("race.json", "race")):
+        answer = json.loads(ok("report", demo / part, "-o", tmp_path / "part.html", "--json"))
+        assert answer["runs"][0]["kind"] == kind
+
+
+def test_ten_thousand_trials_make_no_longer_page(records, tmp_path, chromium):
+    """Trials of the store are repeated until there are ten thousand; what is drawn stays as small as for a dozen."""
+    small, big = records.get("campaign"), tmp_path / "big.sqlite"
+    shutil.copy(small, big)
+    base = sqlite3.connect(big)
+    count = base.execute("select count(*) from trial").fetchone()[0]
+    columns = "cell, seed, status, started, finished, fingerprint, outcome"
+    for again in range(1, 10_000 // count + 2):
+        base.execute(f"insert into trial ({columns}, trial_index) select {columns}, trial_index + {1000 * again} from trial where trial_index < 1000")
+    base.execute("insert into evidence (trial, body) select id, '{}' from trial where id not in (select trial from evidence)")
+    base.commit()
+    assert base.execute("select count(*) from trial").fetchone()[0] >= 10_000
+    base.close()
+    ok("report", big, "-o", tmp_path / "big.html")
+    ok("report", small, "-o", tmp_path / "small.html")
+    sizes = [(tmp_path / name).stat().st_size for name in ("big.html", "small.html")]
+    assert sizes[0] < 7_000_000 and sizes[0] < 1.5 * sizes[1]
+    assert chromium.open(tmp_path / "big.html", 1440) == []
+
+
+def hostile(value):
+    """Every string of a record, replaced."""
+    if isinstance(value, dict):
+        return {key: hostile(item) if key not in ("kind", "verdict", "act") else item for key, item in value.items()}
+    if isinstance(value, list):
+        return [hostile(item) for item in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("kind", ["diagnosis", "race"])
+def test_hostile_strings_stay_text(records, chromium, tmp_path, kind):
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(hostile(json.loads(pathlib.Path(records.get(kind)).read_text()))))
+    ok("report", path, "-o", tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script>" not in html and "<img" not in html and "&lt;script&gt;" in html
+    assert chromium.open(tmp_path / "page.html", 1440) == []
