@@ -37,48 +37,48 @@ def register() -> None:
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------
-def _wrap_worker(worker, own: environment.Armed) -> None:
-    worker.faultline_evidence = lambda self: own.snapshot()
-    worker.faultline_begin_step = lambda self, step: _begin_step(self, own, step)
-    load, execute, warm = worker.load_model, worker.execute_model, worker.compile_or_warm_up_model
+def _wrap_worker(worker_class, own: environment.Armed) -> None:
+    """Platforms derive their own workers; what they override is wrapped on the worker itself, once it has its model."""
+    worker_class.faultline_evidence = lambda self: own.snapshot()
+    worker_class.faultline_begin_step = lambda self, step: _begin_step(self, own, step)
+    load = worker_class.load_model
 
     @functools.wraps(load)
     def load_model(self, *arguments, **keywords):
         result = load(self, *arguments, **keywords)
         _know(self.model_runner.get_model())
+        self.execute_model = _as_rollout(self.execute_model, own)
+        self.determine_available_memory = _quietly(self.determine_available_memory)
+        self.compile_or_warm_up_model = _quietly(self.compile_or_warm_up_model)
         return result
 
+    worker_class.load_model = load_model
+
+
+def _as_rollout(execute, own: environment.Armed):
     @functools.wraps(execute)
-    def execute_model(self, scheduler_output, *arguments, **keywords):
+    def execute_model(scheduler_output, *arguments, **keywords):
         with phase("rollout"):
-            result = execute(self, scheduler_output, *arguments, **keywords)
+            result = execute(scheduler_output, *arguments, **keywords)
         if scheduler_output.total_num_scheduled_tokens > 0:
             own.note_work("rollout")
         return result
 
-    worker.load_model, worker.execute_model = load_model, execute_model
-    _wrap_warm_up(worker, warm)
+    return execute_model
 
 
-def _wrap_warm_up(worker, original) -> None:
+def _quietly(method):
     """Warm-up and profiling runs are nobody's rollout: they are left clean and uncounted."""
 
-    def quietly(method):
-        @functools.wraps(method)
-        def call(*arguments, **keywords):
-            was_armed = _OPS.plan_is_armed()
-            if was_armed:
-                _OPS.plan_disarm()
-            try:
-                return method(*arguments, **keywords)
-            finally:
-                if was_armed:
-                    _OPS.plan_arm()
+    @functools.wraps(method)
+    def call(*arguments, **keywords):
+        _OPS.plan_disarm()
+        try:
+            return method(*arguments, **keywords)
+        finally:
+            _OPS.plan_arm()
 
-        return call
-
-    worker.compile_or_warm_up_model = quietly(original)
-    worker.determine_available_memory = quietly(worker.determine_available_memory)
+    return call
 
 
 def _begin_step(worker, own: environment.Armed, step: int) -> None:
@@ -105,8 +105,7 @@ def _register_packed(model: torch.nn.Module) -> int:
     for path, module in _named_modules(model):
         call = getattr(module, "cpu_linear", None)
         for cell in getattr(call, "__closure__", None) or ():
-            content = cell.cell_contents
-            tensor = getattr(content, "handler_tensor", content)
+            tensor = getattr(cell.cell_contents, "handler_tensor", cell.cell_contents)
             if isinstance(tensor, torch.Tensor) and tensor.numel() > 0:
                 _OPS.register_parameter(tensor, path)
                 found += 1

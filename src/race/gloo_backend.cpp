@@ -3,15 +3,15 @@
 
 #include <torch/version.h>
 
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11
-
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 namespace faultline::race {
 
 // We compile the class from its header and let libtorch construct it: sizes must agree. Measured for each version that
-// we build against. A mutex is 40 bytes on x86-64 and 48 on 64-bit Arm; all else is equal.
+// we build against.
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11, "measure sizeof(ProcessGroupGloo) for this torch");
+// A mutex is 40 bytes on x86-64 and 48 on 64-bit Arm; all else is equal.
 static_assert(sizeof(c10d::ProcessGroupGloo) == 448 + sizeof(std::mutex),
               "the declarations in gloo_shim/ do not fit this torch");
 
@@ -23,21 +23,3 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
 }
 
 }  // namespace faultline::race
-
-#else  // a library for another torch, made by pip for somebody's engine
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include "base/error.h"
-
-namespace faultline::race {
-
-c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>&, const std::string&, int, int,
-                                            std::chrono::milliseconds) {
-  throw UsageError("Gloo's process group is known for torch 2.11 only; use --transport threads, or torch 2.11");
-}
-
-}  // namespace faultline::race
-
-#endif
