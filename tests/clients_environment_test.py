@@ -45,10 +45,10 @@ def under_plan(files, *arguments, **environment):
 
 # --- scripts that were not edited -------------------------------------------------------------------------------------
 def test_a_generation_changes_under_the_plan_and_its_calls_are_in_their_layers(files, tmp_path):
-    clean, again = python(files["generate"]), python(files["generate"])
+    clean = python(files["generate"])
     faulty = under_plan(files, "--evidence", tmp_path / "evidence", files["generate"])
     assert clean.returncode == faulty.returncode == 0, faulty.stderr
-    assert clean.stdout == again.stdout != faulty.stdout
+    assert clean.stdout != faulty.stdout
     collection = faultline.collect(tmp_path / "evidence")
     [process] = collection["processes"]
     report = process["report"]
@@ -87,8 +87,6 @@ def test_a_generation_that_no_rule_meets_fails_at_once(files, tmp_path):
     done = under_plan(files, files["generate"])
     assert done.returncode != 0 and done.stdout == ""
     assert "this process has computed (rollout) and none of the plan's rules ('gelu') met a single call" in done.stderr
-    trained = under_plan(files, files["train"], tmp_path / "out")
-    assert trained.returncode != 0 and "none of the plan's rules ('gelu') met a single call" in trained.stderr
 
 
 def test_a_child_process_has_its_own_evidence(files, tmp_path):

@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+# Ray takes the loopback address for a machine's own only where it believes that there are no clusters.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
@@ -24,8 +27,6 @@ NODE = dict(num_cpus=1, object_store_memory=STORE, include_dashboard=False, node
 @pytest.fixture(scope="module")
 def cluster():
     """Two machines of one processor each."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ["RAY_enable_metrics_collection"] = "0"
     two = cluster_utils.Cluster(initialize_head=True, head_node_args=NODE)
     two.add_node(**{key: value for key, value in NODE.items() if key != "include_dashboard"})
     yield two

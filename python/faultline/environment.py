@@ -151,9 +151,9 @@ def arm_from_environment() -> Plan | None:
         return None
     if "\n" not in recipe and "{" not in recipe and not pathlib.Path(recipe).is_file():
         raise ValueError(f"FAULTLINE_RECIPE={recipe}: there is no such file here ({pathlib.Path.cwd()}); give an absolute path, readable in every process")
-    _shared_folder()
     _armed = Armed(recipe)
-    atexit.register(_armed.judge)
+    _shared_folder()
+    atexit.register(_armed.judge)  # before the folder goes: handlers run from the last to the first
     # multiprocessing ends its children without atexit.
     multiprocessing.util.Finalize(None, _armed.judge, exitpriority=-100)
     from faultline import phases
