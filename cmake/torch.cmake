@@ -20,4 +20,6 @@ target_include_directories(torch SYSTEM INTERFACE ${TORCH_ROOT}/include ${TORCH_
 target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_ROOT}/lib/libc10.so)
 # libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
 target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
+# Beside the library, for python/faultline/_library.py: a library for another torch is refused with a sentence.
+file(WRITE ${CMAKE_BINARY_DIR}/libfaultline.torch "${TORCH_VERSION}\n")
 message(STATUS "torch ${TORCH_VERSION} in ${TORCH_ROOT}")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import faultline
-from faultline.plan import arm_from_environment
+from faultline.environment import arm_from_environment
 from tap_models import calls, calls_by_layer, llama, logits, recipe, rule, same_bits, tokens
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

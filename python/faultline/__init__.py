@@ -10,13 +10,17 @@ import torch
 
 from faultline._library import library_path
 from faultline.attach import Attachment, attach
-from faultline.plan import EvidenceError, Plan, arm_from_environment, census, ledger, phase, plan, weights_changed
+from faultline.environment import arm_from_environment
+from faultline.evidence import CollectionError, collect
+from faultline.plan import EvidenceError, Plan, census, ledger, phase, plan, weights_changed
 from faultline.trainer import follow
+from faultline import ray_workers
 
 __version__ = "0.1.0"
 __all__ = [
     "LEDGER_COLUMNS",
     "Attachment",
+    "CollectionError",
     "EvidenceError",
     "Plan",
     "apply",
@@ -24,6 +28,7 @@ __all__ = [
     "attach",
     "census",
     "checksum",
+    "collect",
     "digest",
     "follow",
     "ledger",

@@ -8,7 +8,6 @@ import pathlib
 
 import torch
 
-_TORCH_SERIES = "2.11"
 
 
 def library_path() -> pathlib.Path:
@@ -24,15 +23,28 @@ def library_path() -> pathlib.Path:
     raise ImportError(f"libfaultline.so was not found (looked at {looked}); run ./dev build or set FAULTLINE_LIBRARY to its path")
 
 
-def _check_torch() -> None:
-    version = str(torch.__version__)
-    if version.split(".")[:2] != _TORCH_SERIES.split("."):
-        raise ImportError(f"libfaultline.so is built for torch {_TORCH_SERIES}, this Python has torch {version}; install torch=={_TORCH_SERIES}.* or rebuild")
+def _check_torch(path: pathlib.Path) -> None:
+    """The build leaves libfaultline.torch beside the library, with the version of its torch: a library for another one does
+    not load, or crashes later."""
+    note = path.with_suffix(".torch")
+    if not note.is_file():
+        return
+    wanted, version = note.read_text(encoding="utf-8").strip(), str(torch.__version__)
+    if version.split(".")[:2] != wanted.split(".")[:2]:
+        raise ImportError(f"{path} is built for torch {wanted}, this Python has torch {version}; run `pip install . --no-build-isolation` in this environment, or install torch=={wanted.split('+')[0]}")
+
+
+def _check_single(path: pathlib.Path) -> None:
+    """Two copies would each wrap the kernels, and neither ledger would tell the whole story."""
+    loaded = {pathlib.Path(library).resolve() for library in torch.ops.loaded_libraries if pathlib.Path(library).name == path.name}
+    if others := loaded - {path}:
+        raise ImportError(f"another copy of the library is loaded in this process already: {others.pop()}; set FAULTLINE_LIBRARY to one path, or remove one of the installations")
 
 
 def _load() -> None:
-    _check_torch()
     path = library_path()
+    _check_torch(path)
+    _check_single(path)
     try:
         torch.ops.load_library(str(path))
     except OSError as error:

@@ -9,7 +9,6 @@ realised strength is not what it must be, or a weight changed behind the plan's 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -198,38 +197,6 @@ def census(run, *, model=None, keep=False) -> list[dict]:
 def _digests(result):
     tensors = [result] if isinstance(result, torch.Tensor) else list(result.values()) if isinstance(result, dict) else list(result)
     return [int(_OPS.digest(tensor.detach()).item()) for tensor in tensors if isinstance(tensor, torch.Tensor)]
-
-
-def arm_from_environment():
-    """FAULTLINE_RECIPE=file arms it at import. At exit the evidence is judged: missing evidence ends the process with
-    status 3, whatever the program's own was (FAULTLINE_ON_MISSING=warn: only a line). FAULTLINE_LEDGER=file writes the
-    report to file.PID. A forked child has no plan and is not judged."""
-    recipe = os.environ.get("FAULTLINE_RECIPE")
-    if not recipe:
-        return
-    on_missing = os.environ.get("FAULTLINE_ON_MISSING", "raise")
-    _check_on_missing("FAULTLINE_ON_MISSING", on_missing)
-    armed, process = Plan(recipe).arm(), os.getpid()
-
-    def judge():
-        if os.getpid() != process:
-            return
-        report = armed.read()
-        armed.disarm()
-        path = os.environ.get("FAULTLINE_LEDGER")
-        if path:
-            with open(f"{path}.{process}", "w") as file:
-                json.dump(report, file)
-        for line in report["log"]:
-            print(line, file=sys.stderr)
-        if report["complaints"]:
-            print("faultline: the evidence is missing: " + "; ".join(report["complaints"]), file=sys.stderr)
-            if on_missing == "raise":
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(3)  # an exception in an exit handler would only be printed
-
-    atexit.register(judge)
 
 
 def _warn_in_child():

@@ -5,14 +5,19 @@
 
 The gradient mode alone cannot say it: a trainer computes old and reference log-probabilities without gradients, which
 looks like a rollout. Nothing of transformers or TRL is changed, only this trainer and its model get attributes of their
-own (`evaluate`, `generate`) and hooks, which are gone when the block ends."""
+own (`evaluate`, `generate`, `log`) and hooks, which are gone when the block ends. What the trainer logs, to the console,
+TensorBoard or Weights & Biases, holds the ledger's totals as faultline/RULE/…, and the evidence stays beside the
+checkpoints, in OUTPUT_DIR/faultline (read it with faultline.collect(folder))."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import pathlib
 
 import torch
 
+from faultline import evidence
 from faultline.attach import Attachment
 from faultline.plan import Plan, phase
 
@@ -36,7 +41,22 @@ def follow(trainer, plan: Plan | None = None):
             stack.enter_context(Attachment(model, phase=name))
         if plan is not None:
             stack.enter_context(_steps_of(trainer, plan))
+            stack.enter_context(_logs_of(trainer, plan))
         yield
+
+
+def numbers(report: dict) -> dict[str, float]:
+    """A report as metrics: for each rule its calls, the share of elements that it changed and, where the kind has one, the
+    relative error that it really had (root mean square over the ledger's sample)."""
+    metrics: dict[str, float] = {}
+    for rule in report["rules"]:
+        name = f"faultline/{rule['name']}"
+        metrics[f"{name}/calls"] = float(rule["calls"])
+        metrics[f"{name}/changed"] = rule["changed"] / rule["elements"] if rule["elements"] else 0.0
+        samples = [row["ledger"] for row in report["rows"] if row["rule"] == rule["name"] and row["ledger"]["relative_rms"] is not None]
+        if total := sum(ledger["sampled"] for ledger in samples):
+            metrics[f"{name}/relative_error"] = math.sqrt(sum(ledger["sampled"] * ledger["relative_rms"] ** 2 for ledger in samples) / total)
+    return metrics
 
 
 def _other_models(trainer):
@@ -46,6 +66,20 @@ def _other_models(trainer):
     for reward in getattr(trainer, "reward_funcs", ()):
         if isinstance(reward, torch.nn.Module):
             yield reward, "critic"
+
+
+@contextlib.contextmanager
+def _attribute(owner, name: str, value):
+    """`owner.name` is `value` inside: an attribute of this object, whatever its class has."""
+    had_its_own, before = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had_its_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextlib.contextmanager
@@ -60,15 +94,24 @@ def _inside(owner, method: str, name: str):
         with phase(name) if _OPS.get_phase() == "actor_forward" else contextlib.nullcontext():
             return original(*arguments, **keywords)
 
-    had_its_own = method in vars(owner)
-    setattr(owner, method, call)
-    try:
+    with _attribute(owner, method, call):
         yield
-    finally:
-        if had_its_own:
-            setattr(owner, method, original)
-        else:
-            delattr(owner, method)
+
+
+@contextlib.contextmanager
+def _logs_of(trainer, plan: Plan):
+    """The ledger in what the trainer logs, and the evidence as a file when it has ended, well or not."""
+    original = trainer.log
+
+    def log(logs, *arguments, **keywords):
+        return original({**logs, **numbers(plan.read())}, *arguments, **keywords)
+
+    with _attribute(trainer, "log", log):
+        try:
+            yield
+        finally:
+            work = {"actor_forward": int(trainer.state.global_step)}
+            evidence.write(pathlib.Path(trainer.args.output_dir) / "faultline", evidence.snapshot(plan.read(), role="trainer", work=work, ended=True))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
@@ -11,6 +12,7 @@
 #include "cli/output.h"
 #include "triage/bisect.h"
 #include "triage/campaign.h"
+#include "triage/ray_executor.h"
 #include "triage/report.h"
 
 namespace faultline::cli {
@@ -29,6 +31,11 @@ void print_any(const Json& json) { print_json(nlohmann::ordered_json::parse(to_j
 
 std::filesystem::path own_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
+std::string python() {
+  const char* wish = std::getenv("FAULTLINE_PYTHON");
+  return wish != nullptr && *wish != '\0' ? wish : "python3";
+}
+
 ExitCode dry_run(const triage::Plan& plan, const Globals& globals) {
   if (globals.json) {
     print_any(triage::to_json(plan));
@@ -41,8 +48,8 @@ ExitCode dry_run(const triage::Plan& plan, const Globals& globals) {
 ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
   const triage::Plan plan = triage::load_plan(options.recipe, options.overrides);
   if (options.dry_run) return dry_run(plan, globals);
-  if (options.executor != "local")
-    throw UsageError(fmt::format("--executor: wanted local, got '{}'", options.executor));
+  if (options.executor != "local" && options.executor != "ray")
+    throw UsageError(fmt::format("--executor: wanted local or ray, got '{}'", options.executor));
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   triage::CampaignOptions campaign;
@@ -58,8 +65,11 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
     progress->set_postfix(fmt::format("{} {}", trial.cell, triage::verdict_name(trial.result.verdict)));
     progress->advance();
   };
-  const auto executor = triage::local_executor(own_program(), &interrupted);
-  const triage::CampaignResult result = triage::run_campaign(plan, *executor, campaign);
+  std::unique_ptr<triage::RayExecutor> cluster;
+  if (options.executor == "ray") cluster = triage::ray_executor(own_program(), python(), &interrupted);
+  const auto local = triage::local_executor(own_program(), &interrupted);
+  triage::Executor& executor = cluster ? static_cast<triage::Executor&>(*cluster) : *local;
+  const triage::CampaignResult result = triage::run_campaign(plan, executor, campaign);
   progress.reset();
   if (globals.json) {
     Json json = triage::to_json(result.matrix);
@@ -67,11 +77,15 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
     json["ran"] = result.ran;
     json["resumed"] = result.resumed;
     json["interrupted"] = result.interrupted;
+    if (cluster) json["ray"] = {{"nodes", cluster->nodes()}, {"slots", cluster->slots()}, {"lost", cluster->lost()}};
     print_any(json);
   } else {
     print(triage::markdown(plan, result.matrix));
     print(fmt::format("\n{} trials, {} of them from an earlier run; {}\n", result.ran + result.resumed, result.resumed,
                       (campaign.folder / "matrix.html").string()));
+    if (cluster)
+      print(fmt::format("on {} machines; {} lost workers, whose trials were run again\n", cluster->nodes(),
+                        cluster->lost()));
   }
   return result.interrupted || result.matrix.disqualified ? ExitCode::kRuntime : ExitCode::kOk;
 }
@@ -159,6 +173,9 @@ constexpr const char* kFooter =
     "  faultline triage run --recipe recipes/race-smoke.yaml --out runs/smoke trials=4\n"
     "  faultline triage bisect --recipe recipes/race-smoke.yaml --mitigation no-drill --mitigation ll-protocol\n"
     "  faultline triage list-mitigations\n\n"
+    "--executor ray runs trials as tasks of the Ray cluster in RAY_ADDRESS (else of one on this machine), several at "
+    "a\n"
+    "time; FAULTLINE_PYTHON names a Python with ray. A trial whose worker is lost is run again, at most 4 times.\n"
     "A run that was ended goes on when the same command is given again.\n"
     "Exit codes: 0 done, 1 bisect found no set, 2 interrupted or the baseline did not run, 64 usage.\n"
     "Global options: see `faultline --help`.";
@@ -196,11 +213,11 @@ void add_triage(CLI::App& app, const Globals& globals, Run& run) {
   runs->add_option("--out,--output", options->out, "folder of the results; default runs/triage-NAME")
       ->group("Run")
       ->type_name("DIR");
-  offer(runs->add_option("--executor", options->executor, "where trials run: local")
+  offer(runs->add_option("--executor", options->executor, "where trials run: local, one after the other, or ray")
             ->group("Run")
             ->capture_default_str()
             ->type_name("NAME"),
-        {"local"});
+        {"local", "ray"});
   runs->callback([&run, &globals, options] { run = [&globals, options] { return triage_run(*options, globals); }; });
   CLI::App* search = command->add_subcommand("bisect", "find a smallest set of mitigations that stops the failure");
   add_common(search, *options);

@@ -12,6 +12,7 @@
 #include "record/campaign_store.h"
 #include "record/clock.h"
 #include "record/directory_lock.h"
+#include "triage/flights.h"
 #include "triage/report.h"
 
 namespace faultline::triage {
@@ -70,13 +71,15 @@ class Campaign {
     CampaignResult result;
     result.resumed = static_cast<int64_t>(trials_.size());
     if (plan_.warmup_trial && trials_.empty()) warm_up();
+    Flights flights;
     for (const Turn& turn : order_of(plan_)) {
       const Cell& cell = plan_.cells[turn.cell];
-      if (done_.contains({cell.name, turn.index}) || stopped(cell)) continue;
+      if (done_.contains({cell.name, turn.index})) continue;
+      if (flights.count() >= executor_.slots()) result.ran += land(flights);
       if (interrupted()) break;
-      if (!run_trial(cell, turn.index)) break;
-      ++result.ran;
+      if (!stopped(cell)) start(flights, cell, turn.index);
     }
+    while (flights.count() > 0) result.ran += land(flights);
     result.interrupted = interrupted();
     result.matrix = summarise(plan_, trials_);
     write_report(options_.folder, plan_, result.matrix, trials_);
@@ -152,22 +155,31 @@ class Campaign {
     std::filesystem::remove_all(folder);
   }
 
-  // False where it was interrupted: such a trial never happened.
-  bool run_trial(const Cell& cell, int64_t index) {
-    const TrialRequest request = make_request(plan_, cell, index);
-    const std::filesystem::path folder = fresh_folder(fmt::format(".running-{}-{}", cell.name, index));
-    const double started = system_seconds();
-    TrialResult result = executor_.run(request, folder);
+  void start(Flights& flights, const Cell& cell, int64_t index) {
+    Flight flight;
+    flight.request = make_request(plan_, cell, index);
+    flight.folder = fresh_folder(fmt::format(".running-{}-{}", cell.name, index));
+    flight.started = system_seconds();
+    flights.start(std::move(flight), executor_);
+  }
+
+  // Waits for the trial that ends next and records it. -> 0 where it was interrupted: such a trial never happened
+  int land(Flights& flights) {
+    auto [flight, result] = flights.wait();
+    const std::string& name = flight.request.cell;
+    const int64_t index = flight.request.index;
+    const std::filesystem::path& folder = flight.folder;
+    const TrialRequest& request = flight.request;
     if (interrupted()) {
       std::filesystem::remove_all(folder);
-      return false;
+      return 0;
     }
-    RecordedTrial trial{cell.name, index, request.seed, std::move(result), log_of(folder)};
+    RecordedTrial trial{name, index, request.seed, std::move(result), log_of(folder)};
     Trial row;
-    row.key = {cell.name, index};
+    row.key = {name, index};
     row.seed = request.seed;
     row.status = status_of(trial.result.verdict);
-    row.started = started;
+    row.started = flight.started;
     row.finished = system_seconds();
     row.fingerprint = request.fingerprint();
     row.outcome = {{"outcome", trial.result.outcome},
@@ -180,7 +192,7 @@ class Campaign {
     write_trial(trial);
     if (options_.on_trial) options_.on_trial(trial, static_cast<int64_t>(trials_.size()) + 1, plan_.total_trials());
     keep(std::move(trial));
-    return true;
+    return 1;
   }
 
   void write_trial(const RecordedTrial& trial) const {

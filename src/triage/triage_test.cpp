@@ -1,8 +1,11 @@
 // Triage without processes: recipes, bundles, the order of trials, statistics and the search, on made-up trials.
 #include <gtest/gtest.h>
 
+#include <condition_variable>
+#include <mutex>
 #include <set>
 
+#include "record/temporary_directory.h"
 #include "triage/bisect.h"
 #include "triage/campaign.h"
 #include "triage/report.h"
@@ -157,6 +160,47 @@ TEST(Report, EscapesWhatItShows) {
   plan.name = "<script>alert(1)</script>";
   const Matrix matrix = summarise(plan, trials_of(9, 0, 1));
   EXPECT_EQ(html(plan, matrix, {}).find("<script>"), std::string::npos);
+}
+
+// Trials wait for each other until as many run as there are slots: a campaign that ran fewer would hang here.
+class Gathering : public Executor {
+ public:
+  int slots() const override { return 3; }
+  TrialResult run(const TrialRequest& request, const std::filesystem::path&) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    most_ = std::max(most_, ++running_);
+    all_here_.notify_all();
+    all_here_.wait(lock, [&] { return most_ == 3; });
+    --running_;
+    if (request.cell == "ll") throw RuntimeFailure("planted");
+    TrialResult result;
+    result.verdict = TrialVerdict::kPass;
+    result.outcome = "completed";
+    return result;
+  }
+  int most_ = 0;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int running_ = 0;
+};
+
+TEST(Campaign, FillsTheSlotsOfItsExecutorAndRecordsEveryTrialOnce) {
+  const Plan plan = plan_of("trials: 4\nsteps: 5\nwarmup_trial: false\ncells: [{name: baseline}, {name: other}]");
+  const TemporaryDirectory folder;
+  Gathering executor;
+  const CampaignResult result = run_campaign(plan, executor, {.folder = folder.path() / "out"});
+  EXPECT_EQ(executor.most_, 3);
+  EXPECT_EQ(result.ran, 8);
+  EXPECT_EQ(run_campaign(plan, executor, {.folder = folder.path() / "out"}).resumed, 8);
+}
+
+TEST(Campaign, AnExecutorThatFailsEndsItWhateverElseIsRunning) {
+  const Plan plan = plan_of("trials: 4\nsteps: 5\nwarmup_trial: false\ncells: [{name: baseline}, {name: ll}]");
+  const TemporaryDirectory folder;
+  Gathering executor;
+  EXPECT_THROW((void)run_campaign(plan, executor, {.folder = folder.path() / "out"}), RuntimeFailure);
 }
 
 TEST(Bisect, FindsASmallestSet) {

@@ -33,11 +33,6 @@ std::string fresh_nonce() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", source(), source(), source(), source());
 }
 
-struct Ended {
-  int status = 0;
-  bool timed_out = false, interrupted = false;
-};
-
 pid_t start(const std::filesystem::path& program, const std::filesystem::path& folder, const Environment& variables) {
   Environment all = ambient_environment();
   std::erase_if(
@@ -132,21 +127,9 @@ class LocalExecutor : public Executor {
 
   TrialResult run(const TrialRequest& request, const std::filesystem::path& folder) override {
     const auto begin = Clock::now();
-    const std::string nonce = fresh_nonce();
-    const Json json = {
-        {"nonce", nonce},         {"config", request.config},       {"seed", std::to_string(request.seed)},
-        {"ranks", request.ranks}, {"transport", request.transport}, {"device", request.device}};
-    write_file_atomically(folder / "request.json", to_json_text(json, 1));
+    const std::string nonce = write_request(request, folder);
     const Ended ended = wait_for(start(program_, folder, request.variables), request.timeout, interrupted_);
-    TrialResult result = without_answer(ended, request.timeout, folder);
-    if (std::filesystem::exists(folder / "response.json") && !ended.timed_out && !ended.interrupted) {
-      try {
-        result = from_answer(parse_json_text(read_file(folder / "response.json"), "response.json"), nonce);
-      } catch (const std::exception& error) {
-        result.severity = "infrastructure_failed";
-        result.sentence = fmt::format("an answer that cannot be read: {}", error.what());
-      }
-    }
+    TrialResult result = read_result(ended, request.timeout, folder, nonce);
     result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     return result;
   }
@@ -157,6 +140,27 @@ class LocalExecutor : public Executor {
 };
 
 }  // namespace
+
+std::string write_request(const TrialRequest& request, const std::filesystem::path& folder) {
+  const std::string nonce = fresh_nonce();
+  const Json json = {{"nonce", nonce},         {"config", request.config},       {"seed", std::to_string(request.seed)},
+                     {"ranks", request.ranks}, {"transport", request.transport}, {"device", request.device}};
+  write_file_atomically(folder / "request.json", to_json_text(json, 1));
+  return nonce;
+}
+
+TrialResult read_result(const Ended& ended, double timeout, const std::filesystem::path& folder,
+                        const std::string& nonce) {
+  TrialResult result = without_answer(ended, timeout, folder);
+  if (!std::filesystem::exists(folder / "response.json") || ended.timed_out || ended.interrupted) return result;
+  try {
+    return from_answer(parse_json_text(read_file(folder / "response.json"), "response.json"), nonce);
+  } catch (const std::exception& error) {
+    result.severity = "infrastructure_failed";
+    result.sentence = fmt::format("an answer that cannot be read: {}", error.what());
+  }
+  return result;
+}
 
 const char* verdict_name(TrialVerdict verdict) {
   constexpr std::array kNames = {"pass", "fail", "error"};

@@ -1,0 +1,90 @@
+"""A script under a plan, unedited: `python -m faultline --recipe recipe.yaml script.py ARGS`, `torchrun … -m faultline
+--recipe recipe.yaml script.py ARGS`, or `-m module` in place of the script. The plan is armed here and, through the
+environment, in every process that the script starts with a plug-in of ours; at the end somebody must have evidence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import runpy
+import sys
+
+EXIT_EVIDENCE, EXIT_USAGE = 3, 64
+
+
+def _arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m faultline", description=__doc__)
+    parser.add_argument("--recipe", help="the recipe; default: FAULTLINE_RECIPE")
+    parser.add_argument("--evidence", metavar="DIR", help="folder of the processes' evidence, one file a process; default: FAULTLINE_EVIDENCE, else none is kept")
+    parser.add_argument("--collectives", metavar="DIR", help="tap every collective, too, and write its digests there (compare: python -m faultline.collectives --compare DIR)")
+    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, not a script")
+    parser.add_argument("script")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    try:
+        return parser.parse_args(given)
+    except SystemExit as end:
+        sys.exit(EXIT_USAGE if end.code else 0)
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    recipe = options.recipe or os.environ.get("FAULTLINE_RECIPE")
+    if not recipe:
+        raise ValueError("no recipe: give --recipe FILE or set FAULTLINE_RECIPE")
+    os.environ["FAULTLINE_RECIPE"] = str(pathlib.Path(recipe).resolve())
+    if options.evidence:
+        os.environ["FAULTLINE_EVIDENCE"] = str(pathlib.Path(options.evidence).resolve())
+    if not options.module and not pathlib.Path(options.script).is_file():
+        raise ValueError(f"{options.script}: there is no such script")
+
+
+def main(given: list[str]) -> int:
+    options = _arguments(given)
+    try:
+        _prepare(options)
+        from faultline import environment, evidence
+
+        environment.arm_from_environment()
+        environment.take_role("launcher")
+        if options.collectives:
+            from faultline import collectives
+
+            collectives.install(options.collectives)
+    except (ImportError, ValueError) as error:
+        print(f"faultline: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    status = _run(options)
+    return _end(environment, evidence) or status
+
+
+def _run(options: argparse.Namespace) -> int:
+    sys.argv = [options.script, *options.rest]
+    try:
+        if options.module:
+            runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(pathlib.Path(options.script).resolve().parent)
+            runpy.run_path(options.script, run_name="__main__")
+    except SystemExit as end:  # the script's own status counts, too
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _end(environment, evidence) -> int:
+    own = environment.armed()
+    # A rank of a distributed run speaks for itself: the others may still be running.
+    is_rank = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    collection = evidence.merge([own.snapshot()] if is_rank else evidence.own_entries())
+    if collection["complaints"]:
+        print("faultline: the evidence is missing: " + "; ".join(collection["complaints"]), file=sys.stderr)
+        return EXIT_EVIDENCE if own.on_missing == "raise" else 0
+    for name, rule in collection["rules"].items():
+        print(f"[fault {name}] {rule['calls']} calls in {rule['processes']} process{'es' if rule['processes'] != 1 else ''}, {rule['changed']} of {rule['elements']} elements changed", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""A plan armed from outside. `FAULTLINE_RECIPE=recipe.yaml` arms it in every process that imports faultline: a script that
+says so, and the processes of vLLM, verl and Ray through their plug-in points (faultline_vllm, faultline_verl,
+ray_workers).
+
+    FAULTLINE_RECIPE       the recipe; nothing is armed without it
+    FAULTLINE_EVIDENCE     folder of the processes' evidence (evidence.py)
+    FAULTLINE_ON_MISSING   raise (default) or warn
+    FAULTLINE_TOTAL_STEPS  for schedules; default 1
+    FAULTLINE_LEDGER       report to file.PID at exit
+
+A process that imports faultline by itself is held to its plan: missing evidence ends it with status 3. A process of an engine
+may have nothing to compute (a scheduler, a driver): it is held to it from the moment it has generated or trained."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing.util
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from faultline import evidence
+from faultline.plan import EvidenceError, Plan, _check_on_missing
+
+EXIT_EVIDENCE = 3
+_SECONDS_BETWEEN_FILES = 2.0
+_armed: Armed | None = None
+_cleaning: list = []  # what atexit would still do after a judgement that ends the process
+
+
+class Armed:
+    """The plan of this process, what it has been used for, and how it is judged."""
+
+    def __init__(self, recipe: str):
+        self.on_missing = os.environ.get("FAULTLINE_ON_MISSING", "raise")
+        _check_on_missing("FAULTLINE_ON_MISSING", self.on_missing)
+        steps = os.environ.get("FAULTLINE_TOTAL_STEPS", "1")
+        if not steps.isdigit() or int(steps) < 1:
+            raise ValueError(f"FAULTLINE_TOTAL_STEPS is a number of steps, at least 1; got {steps!r}")
+        _check_plugin_list()
+        self.plan = Plan(recipe, total_steps=int(steps)).arm()
+        self.process, self.role = os.getpid(), "script"
+        self.work: dict[str, int] = {}  # pieces of work by phase: generations, optimizer steps
+        self._written = 0.0
+        self._optimizer_steps = register_optimizer_step_post_hook(lambda *_: self.note_work("actor_forward"))
+
+    # --- during the run -----------------------------------------------------------------------------------------------
+    def note_work(self, phase: str) -> None:
+        """A piece of work in this phase has ended. Its first one must have left evidence; files are written now and then."""
+        if os.getpid() != self.process:
+            return
+        is_first = phase not in self.work
+        self.work[phase] = self.work.get(phase, 0) + 1
+        if is_first:
+            self._require_rows(phase)
+        if is_first or time.monotonic() - self._written > _SECONDS_BETWEEN_FILES:
+            self.write(ended=False)
+
+    def _require_rows(self, phase: str) -> None:
+        report = self.plan.read()
+        if not evidence.is_empty(report):
+            return
+        names = ", ".join(f"'{rule['name']}'" for rule in report["rules"])
+        complaint = f"this process has computed ({phase}) and none of the plan's rules ({names}) met a single call; do its operators have other names here? faultline.census(run) lists them"
+        if self.on_missing == "raise":
+            raise EvidenceError([complaint], report)
+        print(f"faultline: {complaint}", file=sys.stderr)
+
+    def _complaints(self, report: dict) -> list[str]:
+        if self.role == "script":
+            return report["complaints"]
+        if (self.work or report["forwards"]) and evidence.is_empty(report):
+            return ["this process has computed and no rule of the plan met a single call"]
+        return evidence.complaints_of_what_fired(report)
+
+    # --- evidence -----------------------------------------------------------------------------------------------------
+    def snapshot(self, *, ended=False) -> dict:
+        return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), ended=ended)
+
+    def write(self, *, ended: bool) -> None:
+        self._written = time.monotonic()
+        if (place := evidence.folder()) is not None:
+            try:
+                evidence.write(place, self.snapshot(ended=ended))
+            except OSError as error:
+                print(f"faultline: the evidence could not be written to {place}: {error}", file=sys.stderr)
+
+    def judge(self) -> None:
+        """At exit. Ends the process with status 3 where it is held to its plan and the evidence is missing."""
+        global _armed
+        if os.getpid() != self.process or _armed is not self:
+            return
+        _armed = None
+        report = self.plan.read()
+        self.write(ended=True)
+        self._optimizer_steps.remove()
+        self.plan.disarm()
+        if path := os.environ.get("FAULTLINE_LEDGER"):
+            with open(f"{path}.{self.process}", "w") as file:
+                json.dump(report, file)
+        complaints = self._complaints(report)
+        if self.role == "script" or report["rows"]:
+            for line in report["log"]:
+                print(line, file=sys.stderr)
+        if complaints:
+            print("faultline: the evidence is missing: " + "; ".join(complaints), file=sys.stderr)
+            if self.on_missing == "raise":
+                sys.stdout.flush()
+                sys.stderr.flush()
+                for clean in _cleaning:
+                    clean()
+                os._exit(EXIT_EVIDENCE)  # an exception in an exit handler would only be printed
+
+
+def _check_plugin_list() -> None:
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "faultline" not in allowed.split(","):
+        raise ValueError(f"VLLM_PLUGINS={allowed!r} leaves out 'faultline': vLLM's processes would compute without the plan; add faultline to the list or unset it")
+
+
+def _shared_folder() -> None:
+    """Children inherit the folder; one that nobody asked for goes away with the process that made it."""
+    if os.environ.get("FAULTLINE_EVIDENCE"):
+        return
+    place = tempfile.mkdtemp(prefix="faultline-evidence-")
+    os.environ["FAULTLINE_EVIDENCE"] = place
+    maker = os.getpid()
+
+    def remove():
+        if os.getpid() == maker:
+            shutil.rmtree(place, ignore_errors=True)
+
+    atexit.register(remove)
+    _cleaning.append(remove)
+
+
+def arm_from_environment() -> Plan | None:
+    """Arms FAULTLINE_RECIPE in this process, once. A mistake in it stops the import. -> the plan, if there is one"""
+    global _armed
+    recipe = os.environ.get("FAULTLINE_RECIPE")
+    if _armed is not None and _armed.process == os.getpid():
+        return _armed.plan
+    if not recipe:
+        return None
+    if "\n" not in recipe and "{" not in recipe and not pathlib.Path(recipe).is_file():
+        raise ValueError(f"FAULTLINE_RECIPE={recipe}: there is no such file here ({pathlib.Path.cwd()}); give an absolute path, readable in every process")
+    _armed = Armed(recipe)
+    _shared_folder()
+    atexit.register(_armed.judge)  # before the folder goes: handlers run from the last to the first
+    # multiprocessing ends its children without atexit.
+    multiprocessing.util.Finalize(None, _armed.judge, exitpriority=-100)
+    from faultline import phases
+
+    phases.watch(_armed)
+    return _armed.plan
+
+
+def armed() -> Armed | None:
+    """What FAULTLINE_RECIPE armed in this process."""
+    return _armed if _armed is not None and _armed.process == os.getpid() else None
+
+
+def take_role(role: str) -> None:
+    """This process belongs to an engine: it may turn out to have nothing to compute."""
+    if (own := armed()) is not None:
+        own.role = role
+
+
+def snapshot_now() -> dict | None:
+    return own.snapshot() if (own := armed()) is not None else None

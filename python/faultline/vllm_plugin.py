@@ -1,0 +1,172 @@
+"""The plan inside vLLM's processes. faultline_vllm.register() brings us here in the main process, the engine core and every
+worker, before a model is loaded. Families reach the operators that really run there; modules are named by hooks where the
+model runs eagerly, and by the packed weights that an operator reads where it is compiled; a worker's evidence is fetched
+with faultline.collect(llm). AQN of the recipe goes to the norm weights after the model is loaded and after every update
+of its weights."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+import torch
+
+from faultline import environment, phases
+from faultline.attach import _named_modules
+from faultline.plan import EvidenceError, phase
+
+_OPS = torch.ops.faultline
+_STRENGTH_BAND = (0.5, 2.0)  # measured over expected noise on the norms; few elements each
+_noises: dict[int, NormNoise] = {}
+
+
+def register() -> None:
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    environment.arm_from_environment()
+    own = environment.armed()
+    if own is None:
+        return
+    environment.take_role("vllm")
+    # Importing the package may have armed the plan before vLLM's operators existed: look for them once more.
+    _OPS.plan_disarm()
+    _OPS.plan_arm()
+    phases.after_import("vllm.v1.worker.gpu_worker", lambda module: _wrap_worker(module.Worker, own))
+
+
+# --- the worker -------------------------------------------------------------------------------------------------------
+def _wrap_worker(worker_class, own: environment.Armed) -> None:
+    """Platforms derive their own workers; what they override is wrapped on the worker itself, once it has its model."""
+    worker_class.faultline_evidence = lambda self: own.snapshot()
+    worker_class.faultline_begin_step = lambda self, step: _begin_step(self, own, step)
+    load = worker_class.load_model
+
+    @functools.wraps(load)
+    def load_model(self, *arguments, **keywords):
+        result = load(self, *arguments, **keywords)
+        _know(self.model_runner.get_model())
+        self.execute_model = _as_rollout(self.execute_model, own)
+        self.determine_available_memory = _quietly(self.determine_available_memory)
+        self.compile_or_warm_up_model = _quietly(self.compile_or_warm_up_model)
+        return result
+
+    worker_class.load_model = load_model
+
+
+def _as_rollout(execute, own: environment.Armed):
+    @functools.wraps(execute)
+    def execute_model(scheduler_output, *arguments, **keywords):
+        with phase("rollout"):
+            result = execute(scheduler_output, *arguments, **keywords)
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            own.note_work("rollout")
+        return result
+
+    return execute_model
+
+
+def _quietly(method):
+    """Warm-up and profiling runs are nobody's rollout: they are left clean and uncounted."""
+
+    @functools.wraps(method)
+    def call(*arguments, **keywords):
+        _OPS.plan_disarm()
+        try:
+            return method(*arguments, **keywords)
+        finally:
+            _OPS.plan_arm()
+
+    return call
+
+
+def _begin_step(worker, own: environment.Armed, step: int) -> None:
+    own.plan.begin_step(step)
+    if (noise := _noises.get(id(worker.model_runner.get_model()))) is not None:
+        noise.apply(step)
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+def _know(model: torch.nn.Module) -> None:
+    phases.know(model)
+    _register_packed(model)
+    recipe = os.environ["FAULTLINE_RECIPE"]
+    if _OPS.has_aqn(recipe):
+        noise = _noises[id(model)] = NormNoise(model, recipe)
+        noise.apply(0)
+    _watch_updates(model)
+
+
+def _register_packed(model: torch.nn.Module) -> int:
+    """On a CPU a linear's weight lives in a packed tensor or behind a handle to one, which only the closure that vLLM calls
+    knows. Operators get these as arguments, so their storages name the module. -> how many were found"""
+    found = 0
+    for path, module in _named_modules(model):
+        call = getattr(module, "cpu_linear", None)
+        for cell in getattr(call, "__closure__", None) or ():
+            tensor = getattr(cell.cell_contents, "handler_tensor", cell.cell_contents)
+            if isinstance(tensor, torch.Tensor) and tensor.numel() > 0:
+                _OPS.register_parameter(tensor, path)
+                found += 1
+    return found
+
+
+def _watch_updates(model: torch.nn.Module) -> None:
+    """A trainer sends new weights through load_weights: norms are clean then, and packed copies are new."""
+    original = model.load_weights
+
+    @functools.wraps(original)
+    def load_weights(*arguments, **keywords):
+        noise = _noises.get(id(model))
+        if noise is not None:
+            noise.restore()
+        result = original(*arguments, **keywords)
+        for path, module in _named_modules(model):
+            for parameter in module.parameters(recurse=False):
+                _OPS.register_parameter(parameter, path)
+        _register_packed(model)
+        _OPS.weights_changed()
+        if noise is not None:
+            noise.remember()
+            noise.apply(noise.step)
+        return result
+
+    model.load_weights = load_weights
+
+
+class NormNoise:
+    """AQN on a sampler's norm weights. The clean weights are kept; what the model reads is their noisy copy."""
+
+    def __init__(self, model: torch.nn.Module, recipe: str):
+        self._recipe, self.step = recipe, 0
+        self._norms = [(path, module) for path, module in _named_modules(model) if _is_norm(module, path)]
+        if not self._norms:
+            raise ValueError("aqn: the model has no norm with a weight; a run without noise would be reported as one with it")
+        self._layers = 1 + max(_OPS.layer(path) for path, _ in self._norms)
+        self._total = int(os.environ.get("FAULTLINE_TOTAL_STEPS", "1"))
+        self.remember()
+
+    def remember(self) -> None:
+        self._clean = [module.weight.detach().clone() for _, module in self._norms]
+
+    def restore(self) -> None:
+        for (_, module), clean in zip(self._norms, self._clean, strict=True):
+            module.weight.data.copy_(clean)
+
+    def apply(self, step: int) -> None:
+        self.step = step
+        expected = measured = sigma = 0.0
+        for (path, module), clean in zip(self._norms, self._clean, strict=True):
+            noisy, sigma, wanted, got = _OPS.norm_noise(clean, self._recipe, path, self._layers, step, self._total)
+            module.weight.data.copy_(noisy)
+            expected, measured = expected + wanted, measured + got
+        share = (measured / expected) ** 0.5 if expected else 1.0
+        print(f"[aqn] applied noise to {len(self._norms)} RMSNorm weights (skipped 0), sigma={sigma:.4g}, realised={sigma * share:.4g}", file=sys.stderr)
+        if not _STRENGTH_BAND[0] < share < _STRENGTH_BAND[1]:
+            raise EvidenceError([f"aqn: step {step}: the weights carry {share:.3g} of the noise that the schedule asks for"], None)
+
+
+def _is_norm(module: torch.nn.Module, path: str) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.nn.Parameter) and weight.dim() == 1 and path.rsplit(".", 1)[-1].endswith("norm")

@@ -1,0 +1,65 @@
+"""DDP and FSDP2 scripts that know nothing of us, two ranks over Gloo: operators and collectives are tapped together. Each rank
+has its own evidence; gradients differ from a clean run's and all ranks still agree; a corrupted collective is found
+beside faulty arithmetic."""
+
+import json
+
+import pytest
+
+import faultline
+from clients_process import python, write
+from faultline import collectives
+from tap_models import recipe
+
+SCRIPT = """
+import sys, torch
+import torch.distributed as dist
+from tap_models import llama, tokens
+dist.init_process_group("gloo")
+model = llama(2)
+if sys.argv[1] == "ddp":
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+else:
+    from torch.distributed.fsdp import fully_shard
+    for layer in model.model.layers:
+        fully_shard(layer)
+    wrapped = fully_shard(model)
+optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+for step in range(2):
+    ids = tokens(seed=step + 10 * dist.get_rank())
+    wrapped(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+weight = model.model.layers[1].mlp.down_proj.weight
+weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+print("rank", dist.get_rank(), weight.double().sum().item(), flush=True)
+dist.destroy_process_group()
+"""
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def sums(done):
+    assert done.returncode == 0, done.stderr
+    return dict(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("rank"))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_operators_and_collectives_of_both_ranks_are_tapped(tmp_path, kind):
+    script = write(tmp_path, "train.py", SCRIPT)
+    plan = write(tmp_path, "recipe.json", recipe())
+    clean = sums(python(*LAUNCH, script, kind))
+    done = python(*LAUNCH, "-m", "faultline", "--recipe", plan, "--evidence", tmp_path / "evidence", "--collectives", tmp_path / "digests", script, kind)
+    faulty = sums(done)
+    assert faulty.keys() == clean.keys() == {"0", "1"}
+    assert faulty["0"] == faulty["1"] != clean["0"] == clean["1"]
+    collection = faultline.collect(tmp_path / "evidence")
+    assert len(collection["processes"]) == 2 and all(process["ended"] for process in collection["processes"])
+    for process in collection["processes"]:
+        report = process["report"]
+        calls = {phase: sum(row["ledger"]["calls"] for row in report["rows"] if row["phase"] == phase) for phase in ("actor_forward", "actor_backward")}
+        assert calls == {"actor_forward": 2 * 15, "actor_backward": 2 * 30} and process["work"] == {"actor_forward": 2}
+        assert {row["layer"] for row in report["rows"]} == {-1, 0, 1}
+    assert collectives.compare(tmp_path / "digests") == []
+    operations = {json.loads(line).get("operation") for line in (tmp_path / "digests" / "rank-0.jsonl").read_text().splitlines()}
+    assert ("all_reduce" if kind == "ddp" else "reduce_scatter") in {str(name).removeprefix("_").removesuffix("_base") for name in operations}
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,202 @@
+"""FAULTLINE_RECIPE in processes that are not ours: scripts that were not edited, children, processes with nothing to
+compute, and every mistake as a sentence. A run that should have been faulty is never silently clean."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+
+import faultline
+from clients_process import python, write
+from faultline import __main__ as launcher
+from faultline import evidence
+from faultline.environment import armed
+from tap_models import recipe, rule
+
+GENERATE = """
+import torch
+from tap_models import llama, tokens
+print(llama(2).generate(tokens(), max_new_tokens=4, min_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True).logits[-1].double().sum().item())
+"""
+TRAIN = """
+import json, sys, transformers
+from tap_models import llama, tokens
+rows = [{"input_ids": row, "labels": row} for row in tokens(8)]
+arguments = transformers.TrainingArguments(output_dir=sys.argv[1], max_steps=2, per_device_train_batch_size=4, logging_steps=1, report_to=[], use_cpu=True,
+                                           save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=1)
+trainer = transformers.Trainer(llama(2), arguments, train_dataset=rows, eval_dataset=rows[:2])
+trainer.train()
+for line in trainer.state.log_history:
+    print("logged", json.dumps({name: value for name, value in line.items() if name.startswith("faultline/")}))
+"""
+GELU = recipe(rule("gelu", where={"operator": "aten::gelu"}))
+
+
+@pytest.fixture
+def files(tmp_path):
+    return {"recipe": write(tmp_path, "recipe.json", recipe()), "generate": write(tmp_path, "generate.py", GENERATE), "train": write(tmp_path, "train.py", TRAIN)}
+
+
+def under_plan(files, *arguments, **environment):
+    return python("-m", "faultline", "--recipe", files["recipe"], *arguments, **environment)
+
+
+# --- scripts that were not edited -------------------------------------------------------------------------------------
+def test_a_generation_changes_under_the_plan_and_its_calls_are_in_their_layers(files, tmp_path):
+    clean = python(files["generate"])
+    faulty = under_plan(files, "--evidence", tmp_path / "evidence", files["generate"])
+    assert clean.returncode == faulty.returncode == 0, faulty.stderr
+    assert clean.stdout != faulty.stdout
+    collection = faultline.collect(tmp_path / "evidence")
+    [process] = collection["processes"]
+    report = process["report"]
+    assert process["ended"] and process["work"] == {"rollout": 1} and report["forwards"] == {"rollout": 4}
+    assert {row["phase"] for row in report["rows"]} == {"rollout"}
+    assert {row["layer"] for row in report["rows"]} == {-1, 0, 1}
+    assert collection["rules"]["fault"]["calls"] == 4 * 15 and collection["complaints"] == []
+    assert "[fault fault] 60 calls in 1 process" in faulty.stderr
+
+
+def test_a_trainer_has_its_phases_its_log_and_its_record(files, tmp_path):
+    done = under_plan(files, files["train"], tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    logged = [json.loads(line.removeprefix("logged ")) for line in done.stdout.splitlines() if line.startswith("logged {\"")]
+    assert len(logged) >= 4 and logged[0]["faultline/fault/calls"] < logged[-1]["faultline/fault/calls"]
+    assert all(0.04 < line["faultline/fault/relative_error"] < 0.06 and line["faultline/fault/changed"] > 0.9 for line in logged)
+    [process] = faultline.collect(tmp_path / "out" / "faultline")["processes"]
+    report = process["report"]
+    calls = {phase: sum(row["ledger"]["calls"] for row in report["rows"] if row["phase"] == phase) for phase in ("actor_forward", "actor_backward", "eval", "rollout")}
+    assert calls["actor_forward"] == 2 * 15 and calls["actor_backward"] == 2 * 30
+    assert calls["eval"] == report["forwards"]["eval"] * 15 and calls["rollout"] == 0
+    assert report["step"] == 1 and {row["layer"] for row in report["rows"]} == {-1, 0, 1}
+
+
+def test_the_scripts_own_status_is_kept_and_missing_evidence_has_its_own(files, tmp_path):
+    leaves = write(tmp_path, "leaves.py", "import sys, torch\ntorch.ones(2, 2) @ torch.ones(2, 2)\nsys.exit(7)")
+    assert under_plan(files, leaves).returncode == 7
+    idle = under_plan(files, write(tmp_path, "idle.py", "print('nothing to do')"))
+    assert idle.returncode == 3 and "rule 'fault' never fired in any process" in idle.stderr
+    tolerant = under_plan(files, tmp_path / "idle.py", FAULTLINE_ON_MISSING="warn")
+    assert tolerant.returncode == 0 and "never fired in any process" in tolerant.stderr
+
+
+def test_a_generation_that_no_rule_meets_fails_at_once(files, tmp_path):
+    files["recipe"] = write(tmp_path, "gelu.json", GELU)
+    done = under_plan(files, files["generate"])
+    assert done.returncode != 0 and done.stdout == ""
+    assert "this process has computed (rollout) and none of the plan's rules ('gelu') met a single call" in done.stderr
+
+
+def test_a_child_process_has_its_own_evidence(files, tmp_path):
+    script = write(tmp_path, "parent.py", """
+import multiprocessing, torch
+def work():
+    import faultline
+    torch.ones(4, 4) @ torch.ones(4, 4)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start(); child.join()
+    print(child.exitcode)
+""")
+    done = under_plan(files, "--evidence", tmp_path / "evidence", script)
+    assert done.returncode == 0 and done.stdout == "0\n", done.stderr
+    collection = faultline.collect(tmp_path / "evidence")
+    calls = sorted(int(process["report"]["rules"][0]["calls"]) for process in collection["processes"])
+    assert calls == [0, 1] and all(process["ended"] for process in collection["processes"])
+    assert collection["rules"]["fault"] | {"processes": 1, "calls": 1} == collection["rules"]["fault"]
+
+
+def test_a_process_that_is_killed_leaves_what_it_had_written(files, tmp_path):
+    script = write(tmp_path, "killed.py", GENERATE + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    done = under_plan(files, "--evidence", tmp_path / "evidence", script)
+    assert done.returncode == -9
+    [process] = faultline.collect(tmp_path / "evidence")["processes"]
+    assert not process["ended"] and process["report"]["forwards"] == {"rollout": 4}
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def own_environment():
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize("arguments, environment, message", [
+    (["script.py"], {}, "no recipe: give --recipe FILE or set FAULTLINE_RECIPE"),
+    (["--recipe", "missing.yaml", "script.py"], {}, "there is no such file here"),
+    (["--recipe", "RECIPE", "missing.py"], {}, "missing.py: there is no such script"),
+    (["--recipe", "RECIPE", "script.py"], {"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS='other' leaves out 'faultline'"),
+    (["--recipe", "RECIPE", "script.py"], {"FAULTLINE_TOTAL_STEPS": "0"}, "FAULTLINE_TOTAL_STEPS is a number of steps"),
+    (["--recipe", "RECIPE", "script.py"], {"FAULTLINE_ON_MISSING": "warm"}, "FAULTLINE_ON_MISSING is raise or warn"),
+    (["--recipe", "WRONG", "script.py"], {}, "did you mean 'aten::addmm'"),
+])
+def test_a_mistake_is_a_sentence_and_nothing_runs(own_environment, files, tmp_path, capsys, arguments, environment, message):
+    write(tmp_path, "script.py", "print('ran')")
+    wrong = write(tmp_path, "wrong.json", recipe(rule(where={"operator": "aten::admm"})))
+    os.environ.update(environment)
+    named = {"RECIPE": files["recipe"], "WRONG": wrong}
+    status = launcher.main([str(named.get(text, tmp_path / text if text.endswith((".py", ".yaml")) else text)) for text in arguments])
+    said = capsys.readouterr()
+    assert status == 64 and said.out == "" and said.err.startswith("faultline: ") and message in said.err
+    assert not torch.ops.faultline.plan_is_armed() and armed() is None
+
+
+def test_an_unknown_option_is_a_mistake_too(capsys):
+    with pytest.raises(SystemExit) as end:
+        launcher.main(["--nonsense"])
+    assert end.value.code == 64 and "usage" in capsys.readouterr().err
+
+
+def test_a_library_for_another_torch_is_refused_before_it_is_loaded(tmp_path):
+    write(tmp_path, "libfaultline.so", "not a library")
+    write(tmp_path, "libfaultline.torch", "1.13.1\n")
+    done = python("-c", "import faultline", FAULTLINE_LIBRARY=str(tmp_path / "libfaultline.so"))
+    assert done.returncode != 0 and "is built for torch 1.13.1, this Python has torch" in done.stderr and "pip install . --no-build-isolation" in done.stderr
+
+
+def test_a_second_copy_of_the_library_is_refused(tmp_path):
+    copy = shutil.copy(faultline.library_path(), tmp_path / "libfaultline.so")
+    done = python("-c", f"import torch; torch.ops.load_library({str(copy)!r}); import faultline")
+    assert done.returncode != 0 and "another copy of the library is loaded in this process already" in done.stderr
+
+
+# --- gathering --------------------------------------------------------------------------------------------------------
+def entry(pid=1, calls=3, work=None, complaints=(), unreached=None):
+    rules = [{"name": "a", "kind": "gain", "sites": 1, "calls": calls, "elements": 8 * calls, "changed": 8 * calls, "unreached": unreached or {}}]
+    report = {"rules": rules, "rows": [{}] * bool(calls), "complaints": list(complaints), "forwards": {}}
+    return {"format": 1, "host": "h", "pid": pid, "role": "worker", "ended": True, "work": work or {}, "report": report}
+
+
+def test_totals_are_over_processes_and_complaints_name_theirs():
+    merged = evidence.merge([entry(1), entry(2, calls=4)])
+    assert merged["rules"]["a"] == {"kind": "gain", "calls": 7, "elements": 56, "changed": 56, "processes": 2} and merged["complaints"] == []
+    [complaint] = evidence.merge([entry(1, complaints=["the strength is wrong"]), entry(2)])["complaints"]
+    assert complaint == "process 1 on h: the strength is wrong"
+    # That a rule is silent here is fine where it fired elsewhere; a process that computed and met nothing is not.
+    silent = entry(2, calls=0, complaints=["rule 'a' never fired: nothing it names was called"])
+    assert evidence.merge([entry(1), silent])["complaints"] == []
+    assert evidence.merge([silent])["complaints"] == ["rule 'a' never fired in any process"]
+    assert evidence.merge([entry(1), entry(2, calls=0, work={"rollout": 1})])["complaints"] == ["process 2 on h has computed, and no rule of the plan met a single call there"]
+    assert evidence.merge([entry(1), entry(2, calls=0, work={"rollout": 1}, unreached={"phase rollout is off": 4})])["complaints"] == []
+    assert "no process has written evidence" in evidence.merge([])["complaints"][0]
+
+
+def test_collecting_refuses_what_is_no_evidence(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        faultline.collect(tmp_path / "nowhere")
+    with pytest.raises(faultline.CollectionError, match="no process has written evidence"):
+        faultline.collect(tmp_path)
+    with pytest.warns(UserWarning, match="no process has written evidence"):
+        assert faultline.collect(tmp_path, on_missing="warn")["processes"] == []
+    with pytest.raises(ValueError, match="on_missing is raise or warn"):
+        faultline.collect(tmp_path, on_missing="ignore")
+    with pytest.raises(ValueError, match="got int"):
+        faultline.collect(3)
+    for text, message in (("{", "not an evidence file"), (json.dumps({"format": 99}), "not an evidence file of this version")):
+        write(tmp_path, "process-h-1.json", text)
+        with pytest.raises(ValueError, match=message):
+            faultline.collect(tmp_path)
