@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "experiment/training_run.h"
 #include "recipe/recipe.h"
 #include "train/export.h"
@@ -52,7 +53,8 @@ Node load_resumed(Options& options) {
   return parse_recipe(to_json_text(recipe), {});
 }
 
-RunDirectory open_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed) {
+RunDirectory open_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed,
+                            const Globals& globals) {
   Json resolved = as_record(to_json(recipe));
   resolved["dtype"] = options.dtype;
   if (!options.resume.empty()) return RunDirectory::open(options.resume, resolved);
@@ -60,9 +62,7 @@ RunDirectory open_directory(const Options& options, const Node& recipe, const Lo
   manifest.recipe_name = std::filesystem::path(options.recipe).stem().string();
   manifest.recipe = resolved;
   manifest.seeds = {{"seed", seed}};
-  manifest.versions = as_record(versions_json());
-  manifest.host = host_description();
-  manifest.device = {{"name", loaded.model->device().str()}};
+  describe_run(manifest, globals, loaded);
   for (const Json& rule : resolved["faults"]) manifest.plan.push_back(rule);
   return RunDirectory::create(options.out, manifest);
 }
@@ -140,7 +140,7 @@ ExitCode train(Options options, const Globals& globals) {
   LoadedModel loaded = open_model(options, globals);
   TrainingRun run(loaded, spec);
   if (options.dry_run) return dry_run(run, recipe, spec, globals);
-  RunDirectory directory = open_directory(options, recipe, loaded, spec.seed);
+  RunDirectory directory = open_directory(options, recipe, loaded, spec.seed, globals);
   TrainingOutcome outcome;
   {
     const auto total = spec.train.spec.total_steps();

@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include "base/text.h"
 #include "record/atomic_file.h"
 #include "record/document.h"
+#include "record/environment.h"
 
 namespace faultline::triage {
 namespace {
@@ -39,7 +39,7 @@ struct Ended {
 };
 
 pid_t start(const std::filesystem::path& program, const std::filesystem::path& folder, const Environment& variables) {
-  Environment all = ambient_environment();
+  Environment all = inherited_environment();
   std::erase_if(
       all, [](const auto& entry) { return is_launcher_variable(entry.first) && entry.first != "LD_LIBRARY_PATH"; });
   for (const auto& [key, value] : variables) all[key] = value;
@@ -105,26 +105,6 @@ TrialResult without_answer(const Ended& ended, double timeout, const std::filesy
   return result;
 }
 
-TrialResult from_answer(const Json& answer, const std::string& nonce) {
-  TrialResult result;
-  if (answer.at("nonce") != nonce) {
-    result.severity = "infrastructure_failed";
-    result.sentence = "the answer is of another request";
-    return result;
-  }
-  result.result = answer.at("result");
-  const std::string verdict = result.result.at("verdict");
-  result.verdict = verdict == "pass"   ? TrialVerdict::kPass
-                   : verdict == "fail" ? TrialVerdict::kFail
-                                       : TrialVerdict::kError;
-  result.outcome = result.result.at("outcome");
-  result.sentence = result.result.at("sentence");
-  if (result.verdict == TrialVerdict::kFail) result.severity = "workload_failed";
-  if (result.verdict == TrialVerdict::kError)
-    result.severity = result.outcome == "did_not_run" ? "setup_failed" : "infrastructure_failed";
-  return result;
-}
-
 class LocalExecutor : public Executor {
  public:
   LocalExecutor(std::filesystem::path program, const std::atomic<bool>* interrupted)
@@ -139,14 +119,8 @@ class LocalExecutor : public Executor {
     write_file_atomically(folder / "request.json", to_json_text(json, 1));
     const Ended ended = wait_for(start(program_, folder, request.variables), request.timeout, interrupted_);
     TrialResult result = without_answer(ended, request.timeout, folder);
-    if (std::filesystem::exists(folder / "response.json") && !ended.timed_out && !ended.interrupted) {
-      try {
-        result = from_answer(parse_json_text(read_file(folder / "response.json"), "response.json"), nonce);
-      } catch (const std::exception& error) {
-        result.severity = "infrastructure_failed";
-        result.sentence = fmt::format("an answer that cannot be read: {}", error.what());
-      }
-    }
+    if (std::filesystem::exists(folder / "response.json") && !ended.timed_out && !ended.interrupted)
+      result = read_answer(read_file(folder / "response.json"), nonce);
     result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     return result;
   }
@@ -157,11 +131,6 @@ class LocalExecutor : public Executor {
 };
 
 }  // namespace
-
-const char* verdict_name(TrialVerdict verdict) {
-  constexpr std::array kNames = {"pass", "fail", "error"};
-  return kNames[static_cast<size_t>(verdict)];
-}
 
 std::string TrialRequest::fingerprint() const {
   return json_hash({{"cell", cell},
