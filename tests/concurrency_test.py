@@ -53,13 +53,15 @@ def test_ten_runs_at_once_are_ten_runs_alone(model, tmp_path):
 
 
 def test_a_run_directory_in_use_is_refused(model, tmp_path):
-    library, out = harness.build_library(tmp_path), tmp_path / "out"
-    environment = {**os.environ, "LD_PRELOAD": str(library), "FAULTLINE_CRASH_FOLDER": str(out), "FAULTLINE_CRASH_HOW": "stop", "FAULTLINE_CRASH_AT": "25"}
-    words = ["train", ROOT / "recipes/train/tiny.yaml", f"model={model}", *TRAIN, "--out", out]
-    first = subprocess.Popen([PROGRAM, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    library, out, count = harness.build_library(tmp_path), tmp_path / "out", tmp_path / "count"
+    words = ["train", ROOT / "recipes/train/tiny.yaml", f"model={model}", *TRAIN, "--out"]
+    assert harness.run([*words, tmp_path / "alone"], tmp_path / "alone", library, count=count).code == 0
+    half = int(count.read_text()) // 2
+    environment = {**os.environ, "LD_PRELOAD": str(library), "FAULTLINE_CRASH_FOLDER": str(out), "FAULTLINE_CRASH_HOW": "stop", "FAULTLINE_CRASH_AT": str(half)}
+    first = subprocess.Popen([PROGRAM, *map(str, [*words, out])], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     _, status = os.waitpid(first.pid, os.WUNTRACED)  # it stands still in the middle of its run, without any clock
     try:
-        assert os.WIFSTOPPED(status), "the run was over before its 25th write"
+        assert os.WIFSTOPPED(status), "the run was over before half of its writes"
         (run,) = [path for path in out.iterdir() if not path.name.startswith(".")]
         second = launch("train", "--resume", run, "--json", "--quiet")
         assert second.returncode == 2 and f"in use by process {first.pid}" in second.stderr

@@ -152,7 +152,7 @@ def test_records_that_are_not_whole_are_refused(evaluation, tmp_path):
 
 
 def test_the_record_says_what_made_it(evaluation, model):
-    manifest = json.loads((evaluation / "manifest.json").read_text())
-    assert manifest["command"][0] == "eval" and manifest["model"]["dtype"] == "fp32"
-    assert len(manifest["model"]["fingerprint"]) == 16 and manifest["model"]["path"] == str(model)
-    assert set(manifest["versions"]) >= {"version", "commit", "torch"}
+    made_by = json.loads((evaluation / "provenance.json").read_text())
+    assert made_by["command"][0] == "eval" and made_by["model"]["dtype"] == "fp32"
+    assert len(made_by["model"]["fingerprint"]) == 16 and made_by["model"]["path"] == str(model)
+    assert set(made_by["versions"]) >= {"version", "commit", "torch"}

@@ -226,10 +226,23 @@ def test_no_secret_reaches_a_record(model, tmp_path):
     record = pathlib.Path(json.loads(done.stdout)["record"])
     assert launch("race", "--ranks", "2", "verify_iterations=2", "--out", tmp_path / "race.json", env=AMBIENT).returncode == 0
     assert launch("triage", "run", "--recipe", recipe, "--out", tmp_path / "matrix", env=AMBIENT).returncode == 0
-    environment = json.loads((record / "manifest.json").read_text())["environment"]
+    environment = json.loads((record / "provenance.json").read_text())["environment"]
     assert environment["FAULTLINE_TEST_TOKEN"] == "(redacted)" and environment["NCCL_DEBUG"] == "WARN"
     assert "HF_TOKEN" not in environment
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 8
     for path in files:
         assert SECRET.encode() not in path.read_bytes(), path
+
+
+# --- the document -----------------------------------------------------------------------------------------------------------
+def test_every_claim_names_tests_that_exist():
+    from lessons_test import existing
+
+    rows = re.findall(r"^\| (\d+) \| (.+) \| ([^|]*) \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 16
+    names = existing()
+    for number, _, tests in rows:
+        named = re.findall(r"`([^`]+)`", tests)
+        assert named, number
+        assert [name for name in named if name not in names] == [], number

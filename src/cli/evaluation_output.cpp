@@ -72,9 +72,12 @@ std::string write_record(const EvaluationRecord& record, const Json& rows, const
   manifest.recipe = as_record(record.recipe);
   manifest.recipe["model"] = loaded.path.string();
   manifest.seeds = {{"seed", record.seed}};
-  describe_run(manifest, globals, loaded);
+  manifest.versions = as_record(versions_json());
+  manifest.host = host_description();
+  manifest.device = {{"name", loaded.model->device().str()}};
   for (const Json& row : rows) manifest.plan.push_back(as_record(row["rules"]));
   RunDirectory directory = RunDirectory::create(record.out, manifest);
+  write_provenance(directory.path(), globals, &loaded);
   for (const EvaluationRow& row : measured) {
     for (const Answer& answer : row.answers)
       directory.events().append({{"kind", "answer"},

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/reproduce.h"
 
 // OpenMP's threads wait for work by spinning unless told otherwise, which ruins a machine that others use; its library
 // reads this once, while it is loaded, which is before main.

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "base/text.h"
+#include "record/document.h"
 #include "record/environment.h"
+#include "record/manifest.h"
 #include "record/mapped_file.h"
 
 namespace faultline::cli {
@@ -52,22 +54,21 @@ std::string dtype_option(at::ScalarType type) {
   return type == at::kBFloat16 ? "bf16" : type == at::kHalf ? "fp16" : "fp32";
 }
 
-void describe_run(Manifest& manifest, const Globals& globals, const LoadedModel& loaded) {
-  manifest.versions = Json::parse(versions_json().dump());
-  manifest.host = host_description();
-  manifest.device = {{"name", loaded.model->device().str()}};
-  manifest.command = recorded_words(globals.arguments);
-  manifest.environment = recorded_environment();
-  manifest.model = {{"path", loaded.path.string()},
-                    {"dtype", dtype_option(loaded.model->options().dtype().toScalarType())},
-                    {"fingerprint", model_files_fingerprint(loaded.path)}};
+Json provenance_json(const Globals& globals, const LoadedModel* loaded) {
+  Json json = {{"versions", Json::parse(versions_json().dump())},
+               {"host", host_description()},
+               {"command", recorded_words(globals.arguments)},
+               {"environment", recorded_environment()}};
+  if (loaded != nullptr)
+    json["model"] = {{"path", loaded->path.string()},
+                     {"dtype", dtype_option(loaded->model->options().dtype().toScalarType())},
+                     {"fingerprint", model_files_fingerprint(loaded->path)}};
+  return json;
 }
 
-Json provenance_json(const Globals& globals) {
-  return {{"versions", Json::parse(versions_json().dump())},
-          {"host", host_description()},
-          {"command", recorded_words(globals.arguments)},
-          {"environment", recorded_environment()}};
+void write_provenance(const fs::path& folder, const Globals& globals, const LoadedModel* loaded) {
+  const fs::path file = folder / "provenance.json";
+  if (!fs::exists(file)) write_document(file, "provenance", provenance_json(globals, loaded));
 }
 
 }  // namespace faultline::cli

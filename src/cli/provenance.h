@@ -1,4 +1,5 @@
-// How a record says what made it: versions, machine, command, environment, and the files of the model.
+// Who made a record, beside what was asked, which is the manifest's: versions, machine, command, environment, and the
+// files of the model. `faultline reproduce` reads it again.
 #pragma once
 
 #include <filesystem>
@@ -6,7 +7,7 @@
 
 #include "cli/command.h"
 #include "lab/loaded_model.h"
-#include "record/manifest.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 
@@ -16,9 +17,9 @@ std::string model_files_fingerprint(const std::filesystem::path& model);
 
 std::string dtype_option(at::ScalarType type);  // as --dtype writes it
 
-// Everything but the recipe, its name, the seeds and the plan.
-void describe_run(Manifest& manifest, const Globals& globals, const LoadedModel& loaded);
-// The same as an object, for records that are one file and have no model.
-Json provenance_json(const Globals& globals);
+// provenance.json in the folder of a record, unless it is there already: a resumed run keeps its first one.
+void write_provenance(const std::filesystem::path& folder, const Globals& globals, const LoadedModel* loaded = nullptr);
+// The same as an object, for records that are one file.
+Json provenance_json(const Globals& globals, const LoadedModel* loaded = nullptr);
 
 }  // namespace faultline::cli

@@ -1,5 +1,8 @@
 // `faultline reproduce`: a published result, made again from its record and compared with it, bit for bit unless a
 // tolerance is asked for. Another program or another model is another question, and is refused.
+#include "cli/reproduce.h"
+
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -10,12 +13,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "cli/command.h"
 #include "cli/output.h"
 #include "cli/provenance.h"
 #include "cli/rerun.h"
 #include "record/comparison.h"
 #include "record/environment.h"
+#include "report/field.h"
 
 extern "C" char** environ;
 
@@ -90,16 +93,17 @@ std::vector<std::string> what_changed(const report::LoadedRecord& record) {
       changed.push_back(
           fmt::format("{}: it was made with {}, this is {}", key, then.value(key, Json("none")).dump(), value.dump()));
   const Json model = model_of(record);
-  if (record.manifest && !model.contains("fingerprint"))
-    changed.emplace_back("the record does not say which model it used");
-  if (model.contains("fingerprint")) {
-    const std::string path = model.value("path", "");
-    std::error_code ignored;
-    if (!fs::exists(path, ignored)) throw UsageError(fmt::format("the record's model is not here: {}", path));
-    if (const std::string found = model_files_fingerprint(path); found != model["fingerprint"])
-      changed.push_back(fmt::format("{}: the model has changed: its files' fingerprint was {}, is {}", path,
-                                    model["fingerprint"].get<std::string>(), found));
+  const Json path = report::at(model, "path"), fingerprint = report::at(model, "fingerprint");
+  if (!path.is_string() || !fingerprint.is_string()) {
+    if (record.manifest) changed.emplace_back("the record does not say which model it used");
+    return changed;
   }
+  const std::string file = path.get<std::string>();
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) throw UsageError(fmt::format("the record's model is not here: {}", file));
+  if (const std::string found = model_files_fingerprint(file); found != fingerprint)
+    changed.push_back(fmt::format("{}: the model has changed: its files' fingerprint was {}, is {}", file,
+                                  fingerprint.get<std::string>(), found));
   return changed;
 }
 

@@ -26,12 +26,12 @@ std::string text_at(const Json& json, const char* key) {
   return value.is_string() ? value.get<std::string>() : "";
 }
 
-// Who made it, of records that are not run directories: in the result of a race, beside the matrix of a triage.
+// Who made it: in the result of a race, else beside the record. Null where nothing says.
 Json made_by(const LoadedRecord& record) {
   if (record.kind == "race") return report::at(record.document, "made_by");
   std::error_code ignored;
   const fs::path file = record.path / "provenance.json";
-  return record.kind == "triage" && fs::exists(file, ignored) ? read_document(file, "provenance") : Json();
+  return fs::exists(file, ignored) ? read_document(file, "provenance") : Json();
 }
 
 // The words after `eval`, without those that say where results go and without the model, which the manifest knows.
@@ -74,12 +74,13 @@ Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const
   rerun.result = folder / "runs";
   rerun.below = true;
   Json recipe = manifest.recipe;
-  const std::string model = text_at(manifest.model, "path");
+  const Json known = model_of(record);
+  const std::string model = text_at(known, "path");
   if (recipe.contains("command") && recipe["command"].is_array()) {
     rerun.arguments = eval_words(record, recipe["command"], commands);
     if (!model.empty()) rerun.arguments.insert(rerun.arguments.end(), {"--model", model});
   } else {
-    const std::string dtype = text_at(manifest.model, "dtype"), older = text_at(recipe, "dtype");
+    const std::string dtype = text_at(known, "dtype"), older = text_at(recipe, "dtype");
     recipe.erase("dtype");
     const fs::path file = folder / (sanitized_run_name(manifest.recipe_name) + ".json");
     write_file_atomically(file, to_json_text(recipe, 2) + "\n");
@@ -160,14 +161,20 @@ Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::
 }
 
 Json versions_of(const LoadedRecord& record) {
-  const Json versions = record.manifest ? record.manifest->versions : report::at(made_by(record), "versions");
+  const Json who = made_by(record);
+  const Json& versions = report::at(who, "versions");
   return versions.is_object() ? versions : Json::object();
 }
 
-Json model_of(const LoadedRecord& record) { return record.manifest ? record.manifest->model : Json::object(); }
+Json model_of(const LoadedRecord& record) {
+  const Json who = made_by(record);
+  const Json& model = report::at(who, "model");
+  return model.is_object() ? model : Json::object();
+}
 
 Json environment_of(const LoadedRecord& record) {
-  const Json recorded = record.manifest ? record.manifest->environment : report::at(made_by(record), "environment");
+  const Json who = made_by(record);
+  const Json& recorded = report::at(who, "environment");
   return recorded.is_object() ? recorded : Json::object();
 }
 

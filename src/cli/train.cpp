@@ -53,8 +53,7 @@ Node load_resumed(Options& options) {
   return parse_recipe(to_json_text(recipe), {});
 }
 
-RunDirectory open_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed,
-                            const Globals& globals) {
+RunDirectory open_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed) {
   Json resolved = as_record(to_json(recipe));
   resolved["dtype"] = options.dtype;
   if (!options.resume.empty()) return RunDirectory::open(options.resume, resolved);
@@ -62,7 +61,9 @@ RunDirectory open_directory(const Options& options, const Node& recipe, const Lo
   manifest.recipe_name = std::filesystem::path(options.recipe).stem().string();
   manifest.recipe = resolved;
   manifest.seeds = {{"seed", seed}};
-  describe_run(manifest, globals, loaded);
+  manifest.versions = as_record(versions_json());
+  manifest.host = host_description();
+  manifest.device = {{"name", loaded.model->device().str()}};
   for (const Json& rule : resolved["faults"]) manifest.plan.push_back(rule);
   return RunDirectory::create(options.out, manifest);
 }
@@ -140,7 +141,8 @@ ExitCode train(Options options, const Globals& globals) {
   LoadedModel loaded = open_model(options, globals);
   TrainingRun run(loaded, spec);
   if (options.dry_run) return dry_run(run, recipe, spec, globals);
-  RunDirectory directory = open_directory(options, recipe, loaded, spec.seed, globals);
+  RunDirectory directory = open_directory(options, recipe, loaded, spec.seed);
+  write_provenance(directory.path(), globals, &loaded);
   TrainingOutcome outcome;
   {
     const auto total = spec.train.spec.total_steps();

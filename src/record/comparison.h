@@ -13,8 +13,8 @@
 namespace faultline {
 
 struct ComparisonOptions {
-  double tolerance = 0;           // relative, of numbers
-  std::set<std::string> ignored;  // keys of objects at any depth: times, paths
+  double tolerance = 0;                // relative, of numbers
+  std::set<std::string> ignored = {};  // keys of objects at any depth: times, paths
 };
 
 struct Difference {

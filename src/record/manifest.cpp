@@ -22,11 +22,6 @@ const Json& field(const Json& document, const char* name, Json::value_t type, co
   return *found;
 }
 
-// Absent in records of older versions.
-Json optional_field(const Json& document, const char* name, Json absent, const std::filesystem::path& path) {
-  return document.contains(name) ? field(document, name, absent.type(), path) : absent;
-}
-
 }  // namespace
 
 std::string Manifest::hash() const { return json_hash(recipe); }
@@ -44,9 +39,6 @@ void write_manifest(const std::filesystem::path& path, const Manifest& manifest)
                   {"host", manifest.host},
                   {"device", manifest.device},
                   {"plan", manifest.plan},
-                  {"command", manifest.command},
-                  {"model", manifest.model},
-                  {"environment", manifest.environment},
                   {"keyed_by", manifest.keyed_by},
                   {"created", manifest.created}});
 }
@@ -62,9 +54,6 @@ Manifest read_manifest(const std::filesystem::path& path) {
   manifest.host = field(document, "host", Type::object, path);
   manifest.device = field(document, "device", Type::object, path);
   manifest.plan = field(document, "plan", Type::array, path);
-  manifest.command = optional_field(document, "command", Json::array(), path);
-  manifest.model = optional_field(document, "model", Json::object(), path);
-  manifest.environment = optional_field(document, "environment", Json::object(), path);
   manifest.keyed_by = field(document, "keyed_by", Type::string, path).get<std::string>();
   manifest.created = field(document, "created", Type::number_float, path).get<double>();
   if (field(document, "hash", Type::string, path) != manifest.hash()) {

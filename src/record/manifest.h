@@ -11,18 +11,15 @@
 namespace faultline {
 
 struct Manifest {
-  std::string recipe_name;            // the recipe's file name without its ending
-  Json recipe = Json::object();       // resolved: every default written out
-  Json seeds = Json::object();        // {"seed": 7, …}
-  Json versions = Json::object();     // faultline, torch, CUDA, compiler, commit
-  Json host = Json::object();         // host_description()
-  Json device = Json::object();       // name, index, memory, driver
-  Json plan = Json::array();          // one object per rule: name, what, phases, matched "sites", excluded
-  Json command = Json::array();       // the words that were typed, without the program's name; without secrets
-  Json model = Json::object();        // path, dtype, fingerprint of its files
-  Json environment = Json::object();  // variables that can change a result; without secrets (environment.h)
-  std::string keyed_by = "element";   // how random numbers are addressed: "row" or "element"
-  double created = 0;                 // seconds since 1970; set by RunDirectory::create
+  std::string recipe_name;           // the recipe's file name without its ending
+  Json recipe = Json::object();      // resolved: every default written out
+  Json seeds = Json::object();       // {"seed": 7, …}
+  Json versions = Json::object();    // faultline, torch, CUDA, compiler, commit
+  Json host = Json::object();        // host_description()
+  Json device = Json::object();      // name, index, memory, driver
+  Json plan = Json::array();         // one object per rule: name, what, phases, matched "sites", excluded
+  std::string keyed_by = "element";  // how random numbers are addressed: "row" or "element"
+  double created = 0;                // seconds since 1970; set by RunDirectory::create
 
   std::string hash() const;  // of the resolved recipe
 };

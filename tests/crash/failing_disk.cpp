@@ -60,7 +60,8 @@ __attribute__((destructor)) void report() {
 }
 
 bool below(const char* path) {
-  return folder[0] != '\0' && path != nullptr && strncmp(path, folder, strlen(folder)) == 0;
+  const size_t size = strlen(folder);
+  return size > 0 && path != nullptr && strncmp(path, folder, size) == 0 && (path[size] == '/' || path[size] == '\0');
 }
 
 bool below(int descriptor) {
