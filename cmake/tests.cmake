@@ -23,6 +23,13 @@ foreach(module numeric tap aqn race triage model task lab train experiment diagn
   target_link_libraries(${module}_test PRIVATE faultline_lib torch ${YAML_STATIC} GTest::gtest GTest::gtest_main)
 endforeach()
 
+# All fuzz targets in one program, fed with their corpora (base/fuzz_target.h).
+file(GLOB fuzz_sources CONFIGURE_DEPENDS src/*/*_fuzz.cpp)
+add_executable(replay_test tests/replay_test.cpp ${fuzz_sources})
+target_compile_definitions(replay_test PRIVATE FAULTLINE_REPLAY FAULTLINE_CORPUS="${CMAKE_SOURCE_DIR}/tests/corpus")
+set_target_properties(replay_test PROPERTIES BUILD_RPATH "$ORIGIN/..;$ORIGIN;${TORCH_ROOT}/lib")
+target_link_libraries(replay_test PRIVATE faultline_lib torch ${YAML_STATIC} GTest::gtest GTest::gtest_main)
+
 file(GLOB bench_sources CONFIGURE_DEPENDS src/numeric/*_bench.cpp)
 foreach(source ${bench_sources})
   get_filename_component(name ${source} NAME_WE)

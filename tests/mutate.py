@@ -1,86 +1,136 @@
-"""Breaks the source in small ways, rebuilds, and shows which test notices. A mutation that no test notices is a hole.
+"""Breaks the source in small ways (tests/mutations.py), rebuilds, and shows which test notices. A mutation that no test notices
+is a hole.
 
-    python tests/mutate.py            all of them; results as a table
-    python tests/mutate.py --only 3   one
-
-Works in a copy of the checkout under build/mutate (ccache makes it bearable); the checkout itself is never touched."""
+    python tests/mutate.py --check             each text is still there exactly once; nothing is built
+    python tests/mutate.py                     all, in a copy of the checkout under build/mutate
+    python tests/mutate.py --here              all, on this working tree, which is restored; uses the folder build/
+    python tests/mutate.py --here --only 3,7   some; --seconds N begins none after N seconds
+    python tests/mutate.py --here --json FILE  results are added to FILE, and what is in it is not run again
+"""
 
 import argparse
+import json
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import time
+
+from mutations import MUTATIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-# (what is broken, file, text, replacement)
-MUTATIONS = [
-    ("skip the out= overloads", "src/tap/operators.cpp", "    if (!op || excepted) continue;", '    if (!op || excepted || name.overload_name == "out") continue;'),
-    ("forget backward", "src/tap/scope.cpp", "  return {place_of_node(*node), Phase::kActorBackward};", "  return {place_of_node(*node), Phase::kRef};"),
-    ("stale layer in backward", "src/tap/scope.cpp", "  return after == line.changes.begin() ? kNowhere : std::prev(after)->place;", "  return after == line.changes.begin() ? kNowhere : line.changes.back().place;"),
-    ("never start call numbers again", "src/tap/plan.cpp", "  for (auto& table : tables_) write_controls(*table);", ""),
-    ("fault the input in place", "src/tap/boundary.cpp", "    at::Tensor y = x.clone();\n    plan->act", "    at::Tensor y = x;\n    plan->act"),
-    ("every nested call acts", "src/tap/operator_tap.cpp", "      const ActingGuard guard(named);\n      original", "      const ActingGuard guard(0);\n      original"),
-    ("ignore the rule's layers", "src/tap/plan.cpp", '  if (!rule_means_layer(where, place)) return "not one of the rule\'s layers";', ""),
-    ("ignore the phases", "src/tap/plan.cpp", "  if (!rule.phases.test(static_cast<std::size_t>(location.phase)))", "  if (false)"),
-    ("drop the never-fired check", "src/tap/report.cpp", "    if (example == nullptr || sum.calls == 0) {", "    if (example != nullptr && sum.calls == 0) {"),
-    ("drop the count check", "src/tap/report.cpp", "      if (plan.forwards(forward) > 0 && counted != static_cast<double>(expected))", "      if (false)"),
-    ("weights: forget backward", "src/tap/substitution.cpp", "    const bool weights = surface == Surface::kWeight && !above_autograd;", "    const bool weights = surface == Surface::kWeight && !above_autograd && location.phase != Phase::kActorBackward;"),
-    ("weights: never refresh the copy", "src/tap/substitution.cpp", "entry.copy.defined() && entry.version == version_of(parameter) && entry.epoch == epoch_", "entry.copy.defined()"),
-    ("inputs: below autograd too", "src/tap/substitution.cpp", "    const bool inputs = surface == Surface::kInput && (above_autograd || !inputs_done);", "    const bool inputs = surface == Surface::kInput;"),
-    ("written arguments are overlooked", "src/tap/operators.cpp", "alias != nullptr && alias->isWrite()", "alias != nullptr && !alias->isWrite()"),
-    ("the mask forgets zeros", "src/tap/boundary.cpp", "rule.what.kind == FaultKind::kDeadzone || rule.what.kind == FaultKind::kZero ? y.eq(0) : y.ne(x)", "rule.what.kind == FaultKind::kZero ? y.eq(0) : y.ne(x)"),
-    ("the seed is ignored", "src/tap/plan.cpp", "{settings_.seed, ", "{0, "),
-]
+TEST_SECONDS = 600
 
 
 def run(command, **options):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **options)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=int, default=None)
-    parser.add_argument("--python", default=sys.executable)
-    options = parser.parse_args()
+def pattern_of(mutation):
+    return r"\s+".join(re.escape(word) for word in mutation.old.split())
+
+
+def complaints(root, mutations=MUTATIONS):
+    """-> sentences about mutations whose text is not there exactly once."""
+    found = []
+    for number, mutation in enumerate(mutations):
+        path = root / mutation.file
+        count = len(re.findall(pattern_of(mutation), path.read_text())) if path.exists() else 0
+        if count != 1:
+            found.append(f"{number} ({mutation.what}): its text is {count} times in {mutation.file}")
+        if mutation.old.split() == mutation.new.split():
+            found.append(f"{number} ({mutation.what}): changes nothing")
+    return found
+
+
+def prepare_copy(python):
     work = ROOT / "build" / "mutate"
-    shutil.rmtree(work / "src", ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    for name in ("src", "cmake", "CMakeLists.txt", "CMakePresets.json"):
+    for name in ("src", "cmake", "tests", "data", "CMakeLists.txt", "CMakePresets.json"):
         source = ROOT / name
-        shutil.copytree(source, work / name, dirs_exist_ok=True, copy_function=shutil.copyfile) if source.is_dir() else shutil.copy(source, work / name)
-    run(["cmake", "--preset", "release", f"-DFAULTLINE_PYTHON={options.python}"], cwd=work)
+        shutil.rmtree(work / name, ignore_errors=True)
+        shutil.copytree(source, work / name, copy_function=shutil.copyfile) if source.is_dir() else shutil.copy(source, work / name)
+    configured = run(["cmake", "--preset", "release", f"-DFAULTLINE_PYTHON={python}"], cwd=work)
+    if configured.returncode != 0:
+        sys.exit(configured.stdout)
+    return work
 
-    def test():
-        built = run(["cmake", "--build", "build", "--target", "numeric_test"], cwd=work)
-        if built.returncode != 0:
-            return None, built.stdout[-2000:]
-        done = run(["build/numeric_test", "--gtest_filter=Tap*:Boundary*:Operators*:Place*:Replacement*"], cwd=work, timeout=300)
-        return done.returncode, re.findall(r"^\[  FAILED  \] (\w+\.\w+)$", done.stdout, re.MULTILINE)
 
-    code, detail = test()
-    if code != 0:
-        sys.exit(f"the unchanged source does not pass: {detail}")
-    survivors = 0
-    print("| # | broken | caught by |\n|---|---|---|", flush=True)
-    for number, (what, file, old, new) in enumerate(MUTATIONS):
-        if options.only is not None and number != options.only:
-            continue
-        path = work / file
-        text = path.read_text()
-        if re.sub(r"\s+", "", old) not in re.sub(r"\s+", "", text):
-            print(f"| {number} | {what} | TEXT NOT FOUND in {file} |", flush=True)
-            survivors += 1
-            continue
-        pattern = r"\s+".join(re.escape(word) for word in old.split())
-        path.write_text(re.sub(pattern, lambda _: new.strip(), text, count=1))
-        code, detail = test()
+def build_and_test(work, mutation, jobs):
+    """-> ("passed" | "failed" | "does not compile" | "hangs", names of failed tests)"""
+    built = run(["cmake", "--build", "build", "-j", str(jobs), "--target", mutation.target], cwd=work)
+    if built.returncode != 0:
+        return "does not compile", [line for line in built.stdout.splitlines() if "error" in line][:3]
+    try:
+        done = run([f"build/{mutation.target}", f"--gtest_filter={mutation.filter}"], cwd=work, timeout=TEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "hangs", []
+    ran = re.search(r"Running (\d+) test", done.stdout)
+    if done.returncode == 0 and (ran is None or ran.group(1) == "0"):
+        return "no test ran", []
+    return ("passed" if done.returncode == 0 else "failed"), sorted(set(re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", done.stdout, re.MULTILINE)))
+
+
+def try_one(work, mutation, jobs):
+    path = work / mutation.file
+    text = path.read_text()
+    try:
+        path.write_text(re.sub(pattern_of(mutation), lambda _: mutation.new, text, count=1))
+        outcome, detail = build_and_test(work, mutation, jobs)
+    finally:
         path.write_text(text)
-        caught = "does not compile: mutation is void" if code is None else (", ".join(sorted(set(detail))[:3]) or "the tests crash") if code != 0 else "**nothing**"
-        survivors += code in (0, None)
-        print(f"| {number} | {what} | {caught} |", flush=True)
-    sys.exit(1 if survivors else 0)
+    if outcome == "failed":
+        return "caught", ", ".join(f"`{name}`" for name in detail[:3]) or "the tests crash"
+    if outcome == "hangs":
+        return "caught", "the tests hang"
+    return ("void", f"{outcome}: {detail}") if outcome in ("does not compile", "no test ran") else ("survived", "**nothing**")
+
+
+def table(results):
+    lines = ["| # | broken | in | caught by |", "|---|---|---|---|"]
+    for number, mutation in enumerate(MUTATIONS):
+        if mutation.what in results:
+            lines.append(f"| {number} | {mutation.what} | `{mutation.file.removeprefix('src/')}` | {results[mutation.what][1]} |")
+    return "\n".join(lines)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--here", action="store_true")
+    parser.add_argument("--only", default="", help="numbers, 3,7")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=pathlib.Path, default=None)
+    parser.add_argument("--python", default=sys.executable)
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    wrong = complaints(ROOT)
+    if wrong or options.check:
+        print("\n".join(wrong) or f"{len(MUTATIONS)} mutations, each in its place")
+        sys.exit(1 if wrong else 0)
+    work = ROOT if options.here else prepare_copy(options.python)
+    chosen = [int(number) for number in options.only.split(",") if number] or range(len(MUTATIONS))
+    results = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    started = time.monotonic()
+    for number in sorted(chosen, key=lambda n: MUTATIONS[n].target):
+        mutation = MUTATIONS[number]
+        if mutation.what in results or time.monotonic() - started > options.seconds:
+            continue
+        results[mutation.what] = try_one(work, mutation, options.jobs)
+        print(f"{number:3} {mutation.what}: {': '.join(results[mutation.what])}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
+    if options.here:  # the last mutation's objects are still in the build folder
+        run(["cmake", "--build", "build", "-j", str(options.jobs)], cwd=work)
+    print(table(results))
+    caught = sum(state == "caught" for state, _ in results.values())
+    print(f"\n{caught} of {len(results)} caught; {len(MUTATIONS) - len(results)} not run")
+    sys.exit(0 if caught == len(results) else 1)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def library(tmp_path_factory):
 
 def race_with(library, tmp_path, every, mode, iterations=ROUNDS, least=1000):
     log = tmp_path / "flips.txt"
-    environment = {"LD_PRELOAD": str(library), "RACE_SEND_BYTES": str(least), "RACE_SEND_EVERY": str(every), "RACE_SEND_LOG": str(log)}
+    environment = {"LD_PRELOAD": str(library), "FAULTLINE_SEND_BYTES": str(least), "FAULTLINE_SEND_EVERY": str(every), "FAULTLINE_SEND_LOG": str(log)}
     done = launch("race", "--transport", "gloo", "--ranks", 2, "--json", *mode, "warmup_iterations=0", f"verify_iterations={iterations}", "stop_on_first_corruption=false",
                   "canary=off", "h2d_tensor_size=0", env=environment)
     flips = [line.split() for line in log.read_text().splitlines()] if log.exists() else []

@@ -1,6 +1,7 @@
 // LD_PRELOAD for tests/race_outside_test.py: flips one bit of the payload of some messages that a process sends over a
 // socket, and writes down each one. It knows nothing of Faultline and Faultline nothing of it. A message is eligible
-// when one write carries at least RACE_SEND_BYTES of payload; every RACE_SEND_EVERY-th of them is damaged, on a copy.
+// when one write carries at least FAULTLINE_SEND_BYTES of payload; every FAULTLINE_SEND_EVERY-th of them is damaged, on
+// a copy.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -30,8 +31,8 @@ bool is_socket(int fd) {
 
 // True where this message is to be damaged; `bytes` is the payload's length.
 bool strikes(int fd, size_t bytes, unsigned long& count) {
-  static const unsigned long least = number("RACE_SEND_BYTES", 0), every = number("RACE_SEND_EVERY", 0),
-                             most = number("RACE_SEND_MOST", 1000000);
+  static const unsigned long least = number("FAULTLINE_SEND_BYTES", 0), every = number("FAULTLINE_SEND_EVERY", 0),
+                             most = number("FAULTLINE_SEND_MOST", 1000000);
   static std::atomic<unsigned long> struck{0};
   if (every == 0 || bytes < least || !is_socket(fd)) return false;
   count = ++eligible;
@@ -39,7 +40,7 @@ bool strikes(int fd, size_t bytes, unsigned long& count) {
 }
 
 void note(size_t bytes, size_t at, unsigned long count) {
-  const char* path = std::getenv("RACE_SEND_LOG");
+  const char* path = std::getenv("FAULTLINE_SEND_LOG");
   if (path == nullptr) return;
   const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   char line[128];

@@ -43,6 +43,14 @@ def test_json_holds_the_evidence_of_every_rank():
     assert all(rank["step_seconds"]["count"] == 20 for rank in result["evidence"])
 
 
+def test_lesson_54_times_are_of_verified_steps_alone():
+    result = json.loads(launch("race", "--ranks", 2, "--json", *SMALL, "warmup_iterations=7").stdout)
+    for rank in result["evidence"]:
+        times = rank["step_seconds"]
+        assert times["count"] == result["iterations"] == 5, "no warm-up among them"
+        assert times["count"] * times["mean"] <= result["seconds"] and times["min"] > 0
+
+
 def test_the_selftest_prints_its_matrix():
     done = launch("race", "--selftest", "--quiet")
     assert done.returncode == 0, done.stdout

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/fuzz_target.h"
 #include "base/override.h"
 #include "base/schema.h"
 
@@ -83,7 +84,7 @@ void check_overrides(const std::string& text) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FAULTLINE_FUZZ_TARGET(config_fuzz)(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {

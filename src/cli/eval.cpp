@@ -13,6 +13,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "lab/evaluation.h"
+#include "record/environment.h"
 
 namespace faultline::cli {
 namespace {
@@ -77,7 +78,7 @@ EvaluationSpec make_spec(const Options& options, const Globals& globals) {
 
 // What the record keeps of the question: the command as typed, and what its defaults meant.
 nlohmann::ordered_json as_recipe(const EvaluationSpec& spec, const Globals& globals) {
-  nlohmann::ordered_json recipe = {{"command", globals.arguments}};
+  nlohmann::ordered_json recipe = {{"command", recorded_words(globals.arguments)}};
   if (spec.run_task)
     recipe["task"] = {{"name", spec.task.name},
                       {"split", spec.split},

@@ -6,6 +6,7 @@
 
 #include "base/progress.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "record/run_directory.h"
 
 namespace faultline::cli {
@@ -65,7 +66,7 @@ void show(const Json& rows, const std::vector<EvaluationRow>& measured, const Gl
 }
 
 std::string write_record(const EvaluationRecord& record, const Json& rows, const LoadedModel& loaded,
-                         const std::vector<EvaluationRow>& measured) {
+                         const std::vector<EvaluationRow>& measured, const Globals& globals) {
   Manifest manifest;
   manifest.recipe_name = record.name;
   manifest.recipe = as_record(record.recipe);
@@ -76,6 +77,7 @@ std::string write_record(const EvaluationRecord& record, const Json& rows, const
   manifest.device = {{"name", loaded.model->device().str()}};
   for (const Json& row : rows) manifest.plan.push_back(as_record(row["rules"]));
   RunDirectory directory = RunDirectory::create(record.out, manifest);
+  write_provenance(directory.path(), globals, &loaded);
   for (const EvaluationRow& row : measured) {
     for (const Answer& answer : row.answers)
       directory.events().append({{"kind", "answer"},
@@ -109,7 +111,7 @@ ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std
   }
   const Json rows = evaluation_json(measured);
   std::string written;
-  if (!record.out.empty()) written = write_record(record, rows, loaded, measured);
+  if (!record.out.empty()) written = write_record(record, rows, loaded, measured, globals);
   if (globals.json) {
     print_json({{"command", record.name},
                 {"model", loaded.path.string()},

@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/device.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "race/golden.h"
 #include "race/run.h"
 #include "race/run_processes.h"
@@ -86,6 +87,19 @@ ExitCode leave(const race::RunResult& result) {
   return code;
 }
 
+// The merged evidence, with what `faultline reproduce` needs to ask the same again.
+void write_record(const RaceOptions& options, const Node& node, const race::Config& config, const race::RunOptions& run,
+                  const race::RunResult& result, const Globals& globals) {
+  Json json = race::to_json(result, config);
+  json["made_by"] = provenance_json(globals);
+  json["made_by"].update({{"config", Json::parse(to_json(node).dump())},
+                          {"seed", std::to_string(config.seed)},
+                          {"ranks", run.ranks},
+                          {"transport", options.transport},
+                          {"device", run.device.str()}});
+  write_file_atomically(options.out, to_json_text(json, 1) + "\n");
+}
+
 ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   const Node node = config_of(options);
   race::Config config = race::read_config(node);
@@ -108,7 +122,7 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   };
   const race::RunResult result = race::run(options.transport, node, config, run);
   progress.reset();
-  if (!options.out.empty()) write_file_atomically(options.out, to_json_text(race::to_json(result, config), 1) + "\n");
+  if (!options.out.empty()) write_record(options, node, config, run, result, globals);
   if (!options.write_golden.empty()) race::write_golden(options.write_golden, node, run.device, result);
   if (!result.silent) print_result(result, config, options.overhead, globals);
   return leave(result);

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "experiment/training_run.h"
 #include "recipe/recipe.h"
 #include "train/export.h"
@@ -141,6 +142,7 @@ ExitCode train(Options options, const Globals& globals) {
   TrainingRun run(loaded, spec);
   if (options.dry_run) return dry_run(run, recipe, spec, globals);
   RunDirectory directory = open_directory(options, recipe, loaded, spec.seed);
+  write_provenance(directory.path(), globals, &loaded);
   TrainingOutcome outcome;
   {
     const auto total = spec.train.spec.total_steps();

@@ -3,13 +3,16 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "triage/bisect.h"
 #include "triage/campaign.h"
 #include "triage/ray_executor.h"
@@ -56,6 +59,7 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
   campaign.folder = options.out.empty() ? std::filesystem::path("runs") / ("triage-" + plan.name)
                                         : std::filesystem::path(options.out);
   campaign.interrupted = &interrupted;
+  campaign.provenance = provenance_json(globals);
   std::optional<Progress> progress;
   campaign.on_trial = [&](const triage::RecordedTrial& trial, int64_t done, int64_t total) {
     if (!progress)
@@ -107,6 +111,14 @@ ExitCode triage_list(bool mitigations, const Globals& globals) {
   return ExitCode::kOk;
 }
 
+// Of a name that nobody can have foreseen.
+std::filesystem::path fresh_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "faultline-bisect-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr)
+    throw RuntimeFailure(fmt::format("cannot create {}: {}", name, std::strerror(errno)));
+  return name;
+}
+
 // The baseline cell with a set of mitigations in place of its own.
 triage::Cell with_mitigations(const triage::Plan& plan, const triage::Catalogue& catalogue,
                               const std::vector<std::string>& names) {
@@ -134,12 +146,10 @@ ExitCode triage_bisect(const TriageOptions& options, const Globals& globals) {
   (void)with_mitigations(plan, catalogue, options.mitigations);  // a conflict shows before the first trial
   std::signal(SIGINT, on_interrupt);
   const auto executor = triage::local_executor(own_program(), &interrupted);
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / fmt::format("faultline-bisect-{}", ::getpid());
+  const std::filesystem::path folder = fresh_folder();
   const auto trial = [&](const std::vector<std::string>& names, int64_t index) {
     if (interrupted) throw RuntimeFailure("interrupted");
-    std::filesystem::remove_all(folder);
-    std::filesystem::create_directories(folder);
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) std::filesystem::remove_all(entry.path());
     return executor->run(triage::make_request(plan, with_mitigations(plan, catalogue, names), index), folder).verdict;
   };
   const triage::BisectResult result = triage::bisect(search, trial);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fuzz_target.h"
 #include "model/gguf_blocks.h"
 #include "model/gguf_parser.h"
 
@@ -37,7 +38,7 @@ void check(const std::vector<std::byte>& file) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FAULTLINE_FUZZ_TARGET(gguf_fuzz)(const std::uint8_t* data, std::size_t size) {
   if (size < 3) return 0;
   const auto* bytes = reinterpret_cast<const std::byte*>(data);
   std::vector<std::byte> file;

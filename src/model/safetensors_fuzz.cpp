@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fuzz_target.h"
 #include "record/safetensors_header.h"
 
 namespace {
@@ -46,7 +47,7 @@ void check(std::string_view header, uint64_t data_size) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FAULTLINE_FUZZ_TARGET(safetensors_fuzz)(const std::uint8_t* data, std::size_t size) {
   if (size < 2) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {

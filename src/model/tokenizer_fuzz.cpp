@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/fuzz_target.h"
 #include "model/chat.h"
 #include "model/tokenizer.h"
 #include "model/tokenizer_json.h"
@@ -42,7 +43,7 @@ void check_tokenizer(std::string_view json, std::string_view text) {
 }  // namespace
 }  // namespace faultline
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+FAULTLINE_FUZZ_TARGET(tokenizer_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   try {

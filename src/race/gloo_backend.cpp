@@ -16,9 +16,13 @@ static_assert(sizeof(c10d::ProcessGroupGloo) == 448 + sizeof(std::mutex),
               "the declarations in gloo_shim/ do not fit this torch");
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
-                                            int rank, int ranks, std::chrono::milliseconds timeout) {
+                                            int rank, int ranks, std::chrono::milliseconds timeout, bool loopback) {
   auto own = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
-  auto options = c10d::ProcessGroupGloo::Options::create_default(timeout);
+  if (!loopback)
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(own, rank, ranks,
+                                                       c10d::ProcessGroupGloo::Options::create_default(timeout));
+  auto options = c10::make_intrusive<c10d::ProcessGroupGloo::Options>(timeout);
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(own, rank, ranks, options);
 }
 

@@ -15,7 +15,8 @@ class Store;
 
 namespace faultline::race {
 
+// `loopback`: all ranks are on this machine, so nothing listens where another machine could reach it.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
-                                            int rank, int ranks, std::chrono::milliseconds timeout);
+                                            int rank, int ranks, std::chrono::milliseconds timeout, bool loopback);
 
 }  // namespace faultline::race

@@ -128,8 +128,9 @@ class JoinedRank {
     publisher_ = std::make_unique<BeatPublisher>(store_, m_.rank, heartbeat_,
                                                  config_.timeout_seconds + kGraceSeconds / 2, [this] { stuck(); });
     agree_on_config(*store_, m_, node_);
-    const auto data = make_gloo(store_, "data", m_.rank, m_.ranks, timeout()),
-               control = make_gloo(store_, "control", m_.rank, m_.ranks, timeout());
+    const bool loopback = m_.address == "localhost" || m_.address == "::1" || m_.address.starts_with("127.");
+    const auto data = make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), loopback),
+               control = make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), loopback);
     RankOptions options;
     options.rank = m_.rank;
     options.ranks = m_.ranks;

@@ -3,7 +3,9 @@
 #include "race/run_processes.h"
 
 #include <fmt/format.h>
+#include <netinet/in.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -19,8 +22,7 @@
 
 #include "race/heartbeat_store.h"
 #include "record/atomic_file.h"
-
-extern "C" char** environ;
+#include "record/environment.h"
 
 namespace faultline::race {
 
@@ -45,21 +47,31 @@ std::filesystem::path make_folder() {
   return name;
 }
 
+// The store would listen on every interface of the machine; its clients are all here.
+int listen_on_loopback(uint16_t& port) {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  socklen_t size = sizeof address;
+  if (socket < 0 || ::bind(socket, any, size) != 0 || ::listen(socket, SOMAXCONN) != 0 ||
+      ::getsockname(socket, any, &size) != 0)
+    throw RuntimeFailure(fmt::format("no port on 127.0.0.1 for the ranks' store: {}", std::strerror(errno)));
+  port = ntohs(address.sin_port);
+  return socket;  // the store closes it
+}
+
 std::vector<std::string> environment_of(int rank, int ranks, uint16_t port) {
+  std::map<std::string, std::string> all = inherited_environment();
+  all["RANK"] = all["LOCAL_RANK"] = std::to_string(rank);
+  all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = std::to_string(ranks);
+  all["MASTER_ADDR"] = "127.0.0.1";
+  all["MASTER_PORT"] = std::to_string(port);
+  all["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  all["TORCHELASTIC_RESTART_COUNT"] = "0";
   std::vector<std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) variables.emplace_back(*entry);
-  for (const auto& [key, value] :
-       std::initializer_list<std::pair<const char*, std::string>>{{"RANK", std::to_string(rank)},
-                                                                  {"LOCAL_RANK", std::to_string(rank)},
-                                                                  {"WORLD_SIZE", std::to_string(ranks)},
-                                                                  {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
-                                                                  {"MASTER_ADDR", "127.0.0.1"},
-                                                                  {"MASTER_PORT", std::to_string(port)},
-                                                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                                                                  {"TORCHELASTIC_RESTART_COUNT", "0"}}) {
-    std::erase_if(variables, [&](const std::string& v) { return v.starts_with(std::string(key) + "="); });
-    variables.push_back(fmt::format("{}={}", key, value));
-  }
+  for (const auto& [name, value] : all) variables.push_back(fmt::format("{}={}", name, value));
   return variables;
 }
 
@@ -90,11 +102,11 @@ class Launcher {
   Launcher(const Config& config, const RunOptions& options, std::filesystem::path folder)
       : config_(config), options_(options), folder_(std::move(folder)) {
     c10d::TCPStoreOptions server;
-    server.port = 0;
+    server.masterListenFd = listen_on_loopback(port_);
+    server.port = port_;
     server.isServer = true;
     server.waitWorkers = false;
     auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", server);
-    port_ = store->getPort();
     store_ = c10::make_intrusive<c10d::PrefixStore>("faultline/0", store);
   }
   Launcher(const Launcher&) = delete;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fuzz_target.h"
 #include "record/crc32c.h"
 #include "record/document.h"
 #include "record/jsonl.h"
@@ -76,7 +77,7 @@ void check_round_trip(std::string_view text) {
 }  // namespace
 }  // namespace faultline
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+FAULTLINE_FUZZ_TARGET(jsonl_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
   if (size == 0) return 0;
   const std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/fuzz_target.h"
 #include "task/gsm8k_records.h"
 
 namespace faultline {
@@ -27,7 +28,7 @@ void check_scorers(std::string_view text) {
 }  // namespace
 }  // namespace faultline
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+FAULTLINE_FUZZ_TARGET(gsm8k_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);

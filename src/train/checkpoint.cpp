@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "model/safetensors_writer.h"
-#include "record/document.h"
+#include "record/checkpoint_state.h"
 #include "record/file_descriptor.h"
 #include "record/mapped_file.h"
 #include "record/safetensors_header.h"
@@ -22,7 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kTensors = "state.safetensors";
 constexpr const char* kState = "state.json";
-constexpr const char* kKind = "train_state";
 constexpr std::string_view kPrefix = "step-";
 
 std::string hash_of(const MappedFile& file) {
@@ -96,15 +95,14 @@ void write_checkpoint(const fs::path& folder, const TrainState& state, const std
     for (std::size_t i = 0; i < reference.size(); ++i)
       tensors.emplace_back("reference." + optimizer.parameters()[i].name, reference[i].to(at::kFloat));
     write_safetensors(unfinished / kTensors, tensors);
-    write_document(unfinished / kState, kKind,
-                   {{"stage", state.done.stage},
-                    {"step", state.done.step},
-                    {"steps_done", state.steps_done},
-                    {"event_lines", state.event_lines},
-                    {"validation", state.validation},
-                    {"optimizer_steps", optimizer.steps()},
-                    {"model", fingerprint},
-                    {"tensors", hash_of(MappedFile(unfinished / kTensors))}});
+    write_checkpoint_state(unfinished / kState, {.stage = state.done.stage,
+                                                 .step = state.done.step,
+                                                 .steps_done = state.steps_done,
+                                                 .event_lines = state.event_lines,
+                                                 .optimizer_steps = optimizer.steps(),
+                                                 .validation = state.validation,
+                                                 .model = fingerprint,
+                                                 .tensors = hash_of(MappedFile(unfinished / kTensors))});
     fs::remove_all(folder, ignored);  // of an earlier run of this step, whose later events were taken back
     fs::rename(unfinished, folder, error);
     if (error) throw RuntimeFailure(fmt::format("{}: cannot be put in place: {}", folder.string(), error.message()));
@@ -119,36 +117,27 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
                            std::vector<at::Tensor>& reference) {
   if (!fs::exists(folder / kState) || !fs::exists(folder / kTensors))
     refuse_damaged(folder, fmt::format("{} or {} is missing", kState, kTensors));
-  const Json json = read_document(folder / kState, kKind);
-  TrainState state;
-  try {
-    if (json.at("model").get<std::string>() != fingerprint)
-      throw UsageError(
-          fmt::format("{}: the checkpoint is of another model: its shape, its type or what is trained of it differ; "
-                      "resume with the "
-                      "recipe it was made with",
-                      folder.string()));
-    state = {{json.at("stage").get<std::size_t>(), json.at("step").get<int64_t>()},
-             json.at("steps_done").get<int64_t>(),
-             json.at("event_lines").get<uint64_t>(),
-             json.at("validation")};
-    const MappedFile file(folder / kTensors);
-    if (hash_of(file) != json.at("tensors").get<std::string>())
-      refuse_damaged(folder, fmt::format("{} is not the file that {} describes", kTensors, kState));
-    const at::NoGradGuard no_gradients;
-    const Tensors tensors = read_tensors(file, folder);
-    take(tensors, "masters", optimizer.flat_masters(), folder);
-    take(tensors, "first", optimizer.flat_first(), folder);
-    take(tensors, "second", optimizer.flat_second(), folder);
-    reference.clear();
-    for (const CausalLm::Parameter& parameter : optimizer.parameters()) {
-      const auto found = tensors.find("reference." + parameter.name);
-      if (found != tensors.end()) reference.push_back(found->second.to(parameter.tensor->options()));
-    }
-    optimizer.set_steps(json.at("optimizer_steps").get<int64_t>());
-  } catch (const Json::exception& error) {
-    refuse_damaged(folder, fmt::format("{}: {}", kState, error.what()));
+  const CheckpointState stored = read_checkpoint_state(folder / kState);
+  if (stored.model != fingerprint)
+    throw UsageError(
+        fmt::format("{}: the checkpoint is of another model: its shape, its type or what is trained of it differ; "
+                    "resume with the recipe it was made with",
+                    folder.string()));
+  const TrainState state = {{stored.stage, stored.step}, stored.steps_done, stored.event_lines, stored.validation};
+  const MappedFile file(folder / kTensors);
+  if (hash_of(file) != stored.tensors)
+    refuse_damaged(folder, fmt::format("{} is not the file that {} describes", kTensors, kState));
+  const at::NoGradGuard no_gradients;
+  const Tensors tensors = read_tensors(file, folder);
+  take(tensors, "masters", optimizer.flat_masters(), folder);
+  take(tensors, "first", optimizer.flat_first(), folder);
+  take(tensors, "second", optimizer.flat_second(), folder);
+  reference.clear();
+  for (const CausalLm::Parameter& parameter : optimizer.parameters()) {
+    const auto found = tensors.find("reference." + parameter.name);
+    if (found != tensors.end()) reference.push_back(found->second.to(parameter.tensor->options()));
   }
+  optimizer.set_steps(stored.optimizer_steps);
   optimizer.write_parameters();
   return state;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/text.h"
+#include "record/environment.h"
 
 extern "C" char** environ;
 
@@ -60,14 +61,30 @@ std::string complain_name(const std::string& name) {
     return fmt::format("{} is no name of an environment variable", describe_text(name));
   if (is_launcher_variable(name))
     return fmt::format("{} belongs to the launcher and cannot be overridden; remove it", name);
+  if (!is_cell_variable(name))
+    return fmt::format(
+        "{} is none of the variables a recipe may set (NCCL_*, RCCL_*, CUDA_*, HIP_*, UCX_*, OMP_*, FAULTLINE_*, …); "
+        "a recipe is data and must not choose code; set it in the shell",
+        name);
+  if (key_names_a_secret(name))
+    return fmt::format("{} looks like a secret, and recipes are published; set it in the shell", name);
+  return "";
+}
+
+// A library that the runtime would load is code.
+std::string complain_value(const std::string& name, const std::string& value) {
+  if (value.find('\0') != std::string::npos) return fmt::format("{} holds a zero byte", name);
+  if (name.find("INJECTION") != std::string::npos || name.ends_with("_CONF_FILE") ||
+      (name.find("PLUGIN") != std::string::npos && value.find('/') != std::string::npos))
+    return fmt::format("{} would load code that the recipe names; set it in the shell", name);
   return "";
 }
 
 std::string check_variables(const Node& map) {
   for (const Node::Entry& entry : map.entries()) {
-    const std::string complaint = complain_name(entry.key);
-    if (!complaint.empty()) return complaint;
-    if (entry.value.as_string().find('\0') != std::string::npos) return fmt::format("{} holds a zero byte", entry.key);
+    if (const std::string complaint = complain_name(entry.key); !complaint.empty()) return complaint;
+    if (const std::string complaint = complain_value(entry.key, entry.value.as_string()); !complaint.empty())
+      return complaint;
   }
   return "";
 }
@@ -89,6 +106,8 @@ bool is_launcher_variable(const std::string& name) {
          std::any_of(kLauncherPrefixes.begin(), kLauncherPrefixes.end(),
                      [&](const char* prefix) { return name.starts_with(prefix); });
 }
+
+bool is_cell_variable(const std::string& name) { return is_recorded_variable(name); }
 
 bool is_safe_name(const std::string& name) {
   return !name.empty() && name.size() <= 80 && name.front() != '.' && name.front() != '-' && name.back() != '.' &&

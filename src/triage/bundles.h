@@ -43,7 +43,8 @@ Environment read_environment(const Node& node);
 Environment merge_bundles(const std::string& cell, const std::vector<Bundle>& bundles);
 
 bool is_launcher_variable(const std::string& name);
-bool is_safe_name(const std::string& name);  // letters, digits, '_', '-', inner dots: becomes a folder
+bool is_cell_variable(const std::string& name);  // one that a recipe may set: NCCL_*, CUDA_*, OMP_*, …
+bool is_safe_name(const std::string& name);      // letters, digits, '_', '-', inner dots: becomes a folder
 
 // "" or why the bundle cannot change anything here: it repeats what is set already.
 std::string no_op_reason(const Bundle& bundle, const Environment& ambient);

@@ -12,6 +12,7 @@
 #include "record/campaign_store.h"
 #include "record/clock.h"
 #include "record/directory_lock.h"
+#include "record/document.h"
 #include "triage/flights.h"
 #include "triage/report.h"
 
@@ -64,6 +65,9 @@ class Campaign {
     std::filesystem::create_directories(options.folder / "trials");
     remove_stale_temporaries(options.folder);
     write_file_atomically(options.folder / "recipe.resolved.yaml", to_yaml(plan.resolved));
+    if (const auto made_by = options.folder / "provenance.json";
+        options.provenance.is_object() && !std::filesystem::exists(made_by))
+      write_document(made_by, "provenance", options.provenance);
     load();
   }
 

@@ -16,6 +16,7 @@ struct CampaignOptions {
   std::filesystem::path folder;
   const std::atomic<bool>* interrupted = nullptr;
   std::function<void(const RecordedTrial&, int64_t done, int64_t total)> on_trial;
+  Json provenance = nullptr;  // who asks: kept as provenance.json by the first call
 };
 
 struct CampaignResult {

@@ -15,14 +15,17 @@ namespace {
 
 Schema count(int64_t min) { return Schema::integer({.min = min, .max = 1'000'000}); }
 
+Schema safe_name() {
+  return Schema::string().check([](const Node& n) -> std::string {
+    return is_safe_name(n.as_string())
+               ? ""
+               : fmt::format("{} is no safe name: letters, digits, '_', '-', inner dots", describe_text(n.as_string()));
+  });
+}
+
 Schema cell_schema() {
   return Schema::map()
-      .field("name", Schema::string().check([](const Node& n) -> std::string {
-        return is_safe_name(n.as_string()) ? ""
-                                           : fmt::format("{} is no safe name: letters, digits, '_', '-', inner dots",
-                                                         describe_text(n.as_string()));
-      }),
-             {.required = true, .doc = "also the name of the cell's folder"})
+      .field("name", safe_name(), {.required = true, .doc = "also the name of the cell's folder"})
       .field("description", Schema::string(), {.doc = "for people"})
       .field("mitigations", Schema::list(Schema::string()), {.default_value = Node::list(), .doc = "bundles, stacked"})
       .field("environment", Schema::string(), {.default_value = Node("default"), .doc = "one bundle"})
@@ -136,7 +139,7 @@ std::string check_cells(const Node& cells) {
 Schema recipe_schema() {
   return Schema::map()
       .field("schema_version", Schema::integer({.min = 1}).check(check_version), {.default_value = Node(1)})
-      .field("name", Schema::string(), {.doc = "default: the file's"})
+      .field("name", safe_name(), {.doc = "default: the file's; also the name of the results' folder"})
       .field("description", Schema::string(), {.doc = "for people"})
       .field("ticket", Schema::string(), {.default_value = Node(""), .doc = "where the failure is tracked"})
       .field("workload", Schema::choice({"race"}), {.default_value = Node("race")})

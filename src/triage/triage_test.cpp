@@ -61,13 +61,13 @@ TEST(Recipe, RefusesWhatCannotBeRun) {
 
 TEST(Recipe, CellsStackTheirConfigurationsAndEnvironments) {
   const Plan plan = plan_of(
-      "trials: 3\nsteps: 5\nworkload_config: {mode: fsdp, dtype: float32}\nextra_env: {A: '1'}\n"
+      "trials: 3\nsteps: 5\nworkload_config: {mode: fsdp, dtype: float32}\nextra_env: {NCCL_A: '1'}\n"
       "cells: [{name: baseline}, {name: b, steps: 7, trials: 2, mitigations: [gdr-flush], environment: nccl-log, "
-      "extra_env: {A: '2'}, workload_config: {dtype: bfloat16}}]");
+      "extra_env: {NCCL_A: '2'}, workload_config: {dtype: bfloat16}}]");
   EXPECT_EQ(plan.cells[1].race.dtype, at::kBFloat16);
   EXPECT_EQ(plan.cells[1].race.verify_iterations, 7);
   EXPECT_EQ(plan.cells[0].race.verify_iterations, 5);
-  EXPECT_EQ(plan.cells[1].variables.at("A"), "2");
+  EXPECT_EQ(plan.cells[1].variables.at("NCCL_A"), "2");
   EXPECT_EQ(plan.cells[1].variables.at("NCCL_DEBUG"), "INFO");
   EXPECT_EQ(plan.cells[1].variables.at("NCCL_GDR_FLUSH_DISABLE"), "0");
   EXPECT_EQ(plan.total_trials(), 5);

@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include "base/text.h"
 #include "record/atomic_file.h"
 #include "record/document.h"
+#include "record/environment.h"
 
 namespace faultline::triage {
 namespace {
@@ -34,7 +34,7 @@ std::string fresh_nonce() {
 }
 
 pid_t start(const std::filesystem::path& program, const std::filesystem::path& folder, const Environment& variables) {
-  Environment all = ambient_environment();
+  Environment all = inherited_environment();
   std::erase_if(
       all, [](const auto& entry) { return is_launcher_variable(entry.first) && entry.first != "LD_LIBRARY_PATH"; });
   for (const auto& [key, value] : variables) all[key] = value;
@@ -100,26 +100,6 @@ TrialResult without_answer(const Ended& ended, double timeout, const std::filesy
   return result;
 }
 
-TrialResult from_answer(const Json& answer, const std::string& nonce) {
-  TrialResult result;
-  if (answer.at("nonce") != nonce) {
-    result.severity = "infrastructure_failed";
-    result.sentence = "the answer is of another request";
-    return result;
-  }
-  result.result = answer.at("result");
-  const std::string verdict = result.result.at("verdict");
-  result.verdict = verdict == "pass"   ? TrialVerdict::kPass
-                   : verdict == "fail" ? TrialVerdict::kFail
-                                       : TrialVerdict::kError;
-  result.outcome = result.result.at("outcome");
-  result.sentence = result.result.at("sentence");
-  if (result.verdict == TrialVerdict::kFail) result.severity = "workload_failed";
-  if (result.verdict == TrialVerdict::kError)
-    result.severity = result.outcome == "did_not_run" ? "setup_failed" : "infrastructure_failed";
-  return result;
-}
-
 class LocalExecutor : public Executor {
  public:
   LocalExecutor(std::filesystem::path program, const std::atomic<bool>* interrupted)
@@ -151,20 +131,9 @@ std::string write_request(const TrialRequest& request, const std::filesystem::pa
 
 TrialResult read_result(const Ended& ended, double timeout, const std::filesystem::path& folder,
                         const std::string& nonce) {
-  TrialResult result = without_answer(ended, timeout, folder);
-  if (!std::filesystem::exists(folder / "response.json") || ended.timed_out || ended.interrupted) return result;
-  try {
-    return from_answer(parse_json_text(read_file(folder / "response.json"), "response.json"), nonce);
-  } catch (const std::exception& error) {
-    result.severity = "infrastructure_failed";
-    result.sentence = fmt::format("an answer that cannot be read: {}", error.what());
-  }
-  return result;
-}
-
-const char* verdict_name(TrialVerdict verdict) {
-  constexpr std::array kNames = {"pass", "fail", "error"};
-  return kNames[static_cast<size_t>(verdict)];
+  if (!std::filesystem::exists(folder / "response.json") || ended.timed_out || ended.interrupted)
+    return without_answer(ended, timeout, folder);
+  return read_answer(read_file(folder / "response.json"), nonce);
 }
 
 std::string TrialRequest::fingerprint() const {

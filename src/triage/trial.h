@@ -7,12 +7,10 @@
 #include <memory>
 #include <string>
 
+#include "triage/answer.h"
 #include "triage/plan.h"
 
 namespace faultline::triage {
-
-enum class TrialVerdict { kPass, kFail, kError };
-const char* verdict_name(TrialVerdict verdict);
 
 struct TrialRequest {
   std::string cell;
@@ -28,16 +26,6 @@ struct TrialRequest {
 };
 
 TrialRequest make_request(const Plan& plan, const Cell& cell, int64_t index);
-
-struct TrialResult {
-  TrialVerdict verdict = TrialVerdict::kError;
-  std::string outcome =
-      "did_not_run";            // completed, did_not_run, crashed_after_iterations, hang, stopped_at_first_corruption
-  std::string severity = "ok";  // ok < workload_failed < setup_failed < infrastructure_failed
-  std::string sentence;
-  Json result = nullptr;  // the run's, with all ranks' evidence
-  double seconds = 0;
-};
 
 // Where trials run: this machine, or a cluster (ray_executor.h).
 class Executor {

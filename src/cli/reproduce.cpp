@@ -1,0 +1,238 @@
+// `faultline reproduce`: a published result, made again from its record and compared with it, bit for bit unless a
+// tolerance is asked for. Another program or another model is another question, and is refused.
+#include "cli/reproduce.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/output.h"
+#include "cli/provenance.h"
+#include "cli/rerun.h"
+#include "record/comparison.h"
+#include "record/environment.h"
+#include "report/field.h"
+
+extern "C" char** environ;
+
+namespace faultline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string record, out = "reproduced", tolerance = "0";
+  bool anyway = false;
+  std::vector<std::string> commands;  // names of all of them
+};
+
+// Of no two runs the same.
+const std::set<std::string> kTimes = {"times", "seconds", "step_seconds",  "step_seconds_without_digests",
+                                      "slow",  "made_by", "seconds_a_step"};
+
+// A folder of its own below --out: DIR/NAME, DIR/NAME-2, …
+fs::path fresh_folder(const fs::path& out, const std::string& name) {
+  std::error_code error;
+  fs::create_directories(out, error);
+  for (int attempt = 1; attempt < 100000; ++attempt) {
+    const std::string safe = sanitized_run_name(name);
+    const fs::path folder = fs::absolute(out) / (attempt == 1 ? safe : fmt::format("{}-{}", safe, attempt));
+    if (fs::create_directory(folder, error)) return folder;
+    if (error)
+      throw UsageError(
+          fmt::format("{}: cannot be created: {}; choose another --out", folder.string(), error.message()));
+  }
+  throw UsageError(fmt::format("{}: too many reproductions of {}; move some away", out.string(), name));
+}
+
+std::string last_line_of(const fs::path& file) {
+  std::ifstream stream(file);
+  std::string last;
+  for (std::string line; std::getline(stream, line);)
+    if (!line.empty()) last = line;
+  return last.substr(0, 500);
+}
+
+// Runs this program; its words go to files. The exit status.
+int run_program(const std::vector<std::string>& arguments, const fs::path& folder) {
+  std::vector<std::string> words = {"faultline"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  const std::string output = (folder / "stdout.txt").string(), errors = (folder / "stderr.txt").string();
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC;
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output.c_str(), kFlags, 0644);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, errors.c_str(), kFlags, 0644);
+  pid_t child = -1;
+  const int failed = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) throw RuntimeFailure(fmt::format("cannot start faultline: {}", std::strerror(failed)));
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Sentences; empty where the record was made by this program with this model.
+std::vector<std::string> what_changed(const report::LoadedRecord& record) {
+  std::vector<std::string> changed;
+  const Json then = versions_of(record), now = Json::parse(versions_json().dump());
+  if (then.empty()) changed.emplace_back("the record does not say which version made it");
+  for (const auto& [key, value] : now.items())
+    if (!then.empty() && then.value(key, Json()) != value)
+      changed.push_back(
+          fmt::format("{}: it was made with {}, this is {}", key, then.value(key, Json("none")).dump(), value.dump()));
+  const Json model = model_of(record);
+  const Json path = report::at(model, "path"), fingerprint = report::at(model, "fingerprint");
+  if (!path.is_string() || !fingerprint.is_string()) {
+    if (record.manifest) changed.emplace_back("the record does not say which model it used");
+    return changed;
+  }
+  const std::string file = path.get<std::string>();
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) throw UsageError(fmt::format("the record's model is not here: {}", file));
+  if (const std::string found = model_files_fingerprint(file); found != fingerprint)
+    changed.push_back(fmt::format("{}: the model has changed: its files' fingerprint was {}, is {}", file,
+                                  fingerprint.get<std::string>(), found));
+  return changed;
+}
+
+// Variables that may change a result and are not as they were: said, not refused.
+std::vector<std::string> changed_environment(const report::LoadedRecord& record) {
+  std::vector<std::string> notes;
+  const Json then = environment_of(record), now = recorded_environment();
+  Comparison differences;
+  compare("environment", then, now, {}, differences);
+  for (const Difference& one : differences.differences)
+    notes.push_back(fmt::format("{}: was {}, is {}", one.path, one.was, one.is));
+  return notes;
+}
+
+report::LoadedRecord load_whole(const fs::path& path, const std::string& remedy) {
+  report::LoadedRecord record = report::load_record(path);
+  if (!record.missing.empty())
+    throw UsageError(fmt::format("{}: {} {}", path.string(), record.missing.front(), remedy));
+  return record;
+}
+
+report::LoadedRecord run_again(const Rerun& rerun, const fs::path& folder) {
+  const int status = run_program(rerun.arguments, folder);
+  const auto broken = [&] {
+    return RuntimeFailure(
+        fmt::format("the run exited with {} and left no record: {}", status, last_line_of(folder / "stderr.txt")));
+  };
+  fs::path result = rerun.result;
+  if (rerun.below) {
+    std::vector<fs::path> runs;
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(rerun.result, ignored))
+      if (!entry.path().filename().string().starts_with(".")) runs.push_back(entry.path());
+    if (runs.size() != 1) throw broken();
+    result = runs.front();
+  }
+  std::error_code ignored;
+  if (!fs::exists(result, ignored)) throw broken();
+  report::LoadedRecord record = report::load_record(result);
+  if (!record.missing.empty())
+    throw RuntimeFailure(fmt::format("the new record {} is not whole: {} ({})", result.string(), record.missing.front(),
+                                     last_line_of(folder / "stderr.txt")));
+  return record;
+}
+
+nlohmann::ordered_json to_json(const Comparison& result) {
+  nlohmann::ordered_json differences = nlohmann::ordered_json::array();
+  for (const Difference& one : result.differences)
+    differences.push_back({{"path", one.path}, {"was", one.was}, {"is", one.is}});
+  return {{"equal", result.equal()},           {"values", result.values},   {"different", result.different},
+          {"within_tolerance", result.within}, {"largest", result.largest}, {"differences", differences}};
+}
+
+void show(const Comparison& result, double tolerance) {
+  if (result.equal()) {
+    const std::string how = result.within == 0
+                                ? "bit for bit"
+                                : fmt::format("{} of them within {:g} (largest relative difference {:.3g})",
+                                              result.within, tolerance, result.largest);
+    print(styled(Style::kGood, "reproduced: ") + fmt::format("{} values, {}\n", result.values, how));
+    return;
+  }
+  print(styled(Style::kBad, "differs: ") + fmt::format("{} of {} values; largest relative difference {:.3g}\n",
+                                                       result.different, result.values, result.largest));
+  std::vector<std::vector<std::string>> rows = {{"where", "was", "is"}};
+  for (const Difference& one : result.differences) rows.push_back({one.path, one.was, one.is});
+  print(table(rows));
+  if (result.different > result.differences.size())
+    print(fmt::format("and {} more\n", result.different - result.differences.size()));
+}
+
+ExitCode reproduce(const Options& options, const Globals& globals) {
+  const double tolerance = parse_number("--tolerance", options.tolerance, 0, 1);
+  const report::LoadedRecord record = load_whole(options.record, "Only a whole record can be reproduced.");
+  const std::vector<std::string> changed = what_changed(record);
+  if (!changed.empty() && !options.anyway)
+    throw UsageError(fmt::format("{}: {}; --anyway runs it all the same", options.record, joined(changed, "; ")));
+  const fs::path folder = fresh_folder(options.out, record.name);
+  const Rerun rerun = plan_rerun(record, folder, options.commands);
+  const std::vector<std::string> notes = changed_environment(record);
+  const report::LoadedRecord again = run_again(rerun, folder);
+  Comparison result;
+  compare("", content_of(record), content_of(again), {tolerance, kTimes}, result);
+  if (globals.json) {
+    nlohmann::ordered_json json = {{"command", "reproduce"},       {"record", options.record},
+                                   {"again", again.path.string()}, {"arguments", rerun.arguments},
+                                   {"changed", changed},           {"environment", notes}};
+    json.update(to_json(result));
+    print_json(json);
+  } else {
+    for (const std::string& sentence : changed) print("changed: " + sentence + "\n");
+    if (!globals.quiet)
+      for (const std::string& sentence : notes) print("note: " + sentence + "\n");
+    show(result, tolerance);
+    print(fmt::format("again: {}\n", again.path.string()));
+  }
+  return result.equal() ? ExitCode::kOk : ExitCode::kFound;
+}
+
+}  // namespace
+
+void add_reproduce(CLI::App& app, const Globals& globals, Run& run) {
+  CLI::App* command = app.add_subcommand("reproduce", "make a published result again from its record, and compare");
+  auto options = std::make_shared<Options>();
+  command
+      ->add_option("record", options->record,
+                   "a run directory (eval, run, train), the JSON file of a race, or the folder of a triage")
+      ->required()
+      ->type_name("");
+  command->add_option("--out", options->out, "the new record goes into a folder of its own below this one")
+      ->group("Output")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command->add_option("--tolerance", options->tolerance, "numbers may differ by this share, 0 to 1; 0: not by one bit")
+      ->group("Comparison")
+      ->type_name("T")
+      ->capture_default_str();
+  command->add_flag("--anyway", options->anyway, "also where the program or the model is another one")
+      ->group("Comparison");
+  command->footer(
+      "Examples:\n  faultline reproduce runs/eval-20260131T235959Z-1f2e3d4c\n"
+      "  faultline reproduce race.json --out /tmp/again\n"
+      "  faultline reproduce runs/default-20260131T235959Z-1f2e3d4c --anyway --tolerance 1e-3\n\n"
+      "Times are left out of the comparison. Exit codes: 0 equal, 1 something differs, 2 it could not be run,\n"
+      "64 usage, or another program or model. Global options: see `faultline --help`.");
+  command->callback([&app, &run, &globals, options] {
+    for (const CLI::App* one : app.get_subcommands({})) options->commands.push_back(one->get_name());
+    run = [&globals, options] { return reproduce(*options, globals); };
+  });
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,194 @@
+#include "cli/rerun.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "record/atomic_file.h"
+#include "record/checkpoint_state.h"
+#include "record/document.h"
+#include "record/environment.h"
+#include "report/field.h"
+
+namespace faultline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using report::LoadedRecord;
+
+[[noreturn]] void refuse(const LoadedRecord& record, const std::string& why) {
+  throw UsageError(fmt::format("{}: {}", record.path.string(), why));
+}
+
+std::string text_at(const Json& json, const char* key) {
+  const Json& value = report::at(json, key);
+  return value.is_string() ? value.get<std::string>() : "";
+}
+
+// Who made it: in the result of a race, else beside the record. Null where nothing says.
+Json made_by(const LoadedRecord& record) {
+  if (record.kind == "race") return report::at(record.document, "made_by");
+  std::error_code ignored;
+  const fs::path file = record.path / "provenance.json";
+  return fs::exists(file, ignored) ? read_document(file, "provenance") : Json();
+}
+
+// The words after `eval`, without those that say where results go and without the model, which the manifest knows.
+std::vector<std::string> eval_words(const LoadedRecord& record, const Json& command,
+                                    const std::vector<std::string>& commands) {
+  std::vector<std::string> kept = {"eval"};
+  std::string option;  // the one before, if it still takes a value
+  bool seen = false;
+  for (const Json& item : command) {
+    const std::string word = item.is_string() ? item.get<std::string>() : "";
+    if (word.find(kRedacted) != std::string::npos) refuse(record, "its command held a secret, which was not recorded");
+    const bool is_option = word.starts_with("--") && word.size() > 2;
+    const std::string name = is_option ? word.substr(0, word.find('=')) : option;
+    const bool left_out = name == "--json" || name == "--quiet" || name == "--out" || name == "--model" ||
+                          name == "--color" || name == "--version" || name == "--help";
+    if (!is_option && option.empty() && word == "eval" && !seen) {
+      seen = true;
+      continue;
+    }
+    const bool hides = std::find(commands.begin(), commands.end(), word) != commands.end();
+    if (!is_option && (option.empty() || (option == "--fault" && hides)))
+      refuse(record, fmt::format("its command holds '{}', which no evaluation takes", word.substr(0, 80)));
+    if (!left_out) kept.push_back(word);
+    const bool flag = name == "--json" || name == "--quiet" || name == "--version" || name == "--help";
+    const bool takes_more = is_option ? word.find('=') == std::string::npos && !flag : option == "--fault";
+    option = takes_more ? name : "";
+  }
+  if (!seen) refuse(record, "its command is no evaluation");
+  return kept;
+}
+
+void add_device(Rerun& rerun, const Manifest& manifest) {
+  if (const std::string device = text_at(manifest.device, "name"); !device.empty())
+    rerun.arguments.insert(rerun.arguments.end(), {"--device", device});
+}
+
+Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands) {
+  const Manifest& manifest = *record.manifest;
+  Rerun rerun;
+  rerun.result = folder / "runs";
+  rerun.below = true;
+  Json recipe = manifest.recipe;
+  const Json known = model_of(record);
+  const std::string model = text_at(known, "path");
+  if (recipe.contains("command") && recipe["command"].is_array()) {
+    rerun.arguments = eval_words(record, recipe["command"], commands);
+    if (!model.empty()) rerun.arguments.insert(rerun.arguments.end(), {"--model", model});
+  } else {
+    const std::string dtype = text_at(known, "dtype"), older = text_at(recipe, "dtype");
+    recipe.erase("dtype");
+    const fs::path file = folder / (sanitized_run_name(manifest.recipe_name) + ".json");
+    write_file_atomically(file, to_json_text(recipe, 2) + "\n");
+    rerun.arguments = {record.kind == "train" ? "train" : "run", file.string()};
+    if (!dtype.empty() || !older.empty())
+      rerun.arguments.insert(rerun.arguments.end(), {"--dtype", dtype.empty() ? older : dtype});
+    add_device(rerun, manifest);
+  }
+  rerun.arguments.insert(rerun.arguments.end(), {"--out", rerun.result.string()});
+  return rerun;
+}
+
+Rerun of_race(const LoadedRecord& record, const fs::path& folder) {
+  const Json how = made_by(record);
+  const Json& config = report::at(how, "config");
+  const Json& ranks = report::at(how, "ranks");
+  if (!config.is_object() || !ranks.is_number_integer())
+    refuse(record, "it does not say how it was made (races do since --out keeps made_by); run the race again");
+  const fs::path file = folder / "race.json";
+  write_file_atomically(file, to_json_text({{"race", config}}, 2) + "\n");
+  Rerun rerun;
+  rerun.result = folder / "result.json";
+  rerun.arguments = {"race",
+                     "--recipe",
+                     file.string(),
+                     "--ranks",
+                     ranks.dump(),
+                     "--transport",
+                     text_at(how, "transport"),
+                     "--device",
+                     text_at(how, "device"),
+                     "--seed",
+                     text_at(how, "seed"),
+                     "--out",
+                     rerun.result.string()};
+  return rerun;
+}
+
+Rerun of_triage(const LoadedRecord& record, const fs::path& folder) {
+  std::error_code error;
+  const fs::path recipe = record.path / "recipe.resolved.yaml", copy = folder / "recipe.yaml";
+  fs::copy_file(recipe, copy, error);
+  if (error) refuse(record, fmt::format("recipe.resolved.yaml cannot be copied: {}", error.message()));
+  Rerun rerun;
+  rerun.result = folder / "triage";
+  rerun.arguments = {"triage", "run", "--recipe", copy.string(), "--out", rerun.result.string()};
+  return rerun;
+}
+
+// The hash of the final weights, where a checkpoint is left.
+Json checkpoint_of(const LoadedRecord& record) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(record.path / "checkpoints", ignored))
+    if (entry.path().filename().string().starts_with("step-")) found.push_back(entry.path());
+  if (found.empty()) return nullptr;
+  const fs::path newest = *std::max_element(found.begin(), found.end());
+  const CheckpointState state = read_checkpoint_state(newest / "state.json");
+  return {{"folder", newest.filename().string()}, {"tensors", state.tensors}};
+}
+
+}  // namespace
+
+Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands) {
+  Rerun rerun;
+  if (record.manifest)
+    rerun = of_run_directory(record, folder, commands);
+  else if (record.kind == "race")
+    rerun = of_race(record, folder);
+  else if (record.kind == "triage")
+    rerun = of_triage(record, folder);
+  else
+    refuse(record, fmt::format("a record of kind '{}' cannot be made again from itself alone; wanted a run directory "
+                               "(eval, run, train), the result of a race, or the folder of a triage",
+                               record.kind));
+  rerun.arguments.insert(rerun.arguments.end(), {"--json", "--quiet"});
+  return rerun;
+}
+
+Json versions_of(const LoadedRecord& record) {
+  const Json who = made_by(record);
+  const Json& versions = report::at(who, "versions");
+  return versions.is_object() ? versions : Json::object();
+}
+
+Json model_of(const LoadedRecord& record) {
+  const Json who = made_by(record);
+  const Json& model = report::at(who, "model");
+  return model.is_object() ? model : Json::object();
+}
+
+Json environment_of(const LoadedRecord& record) {
+  const Json who = made_by(record);
+  const Json& recorded = report::at(who, "environment");
+  return recorded.is_object() ? recorded : Json::object();
+}
+
+Json content_of(const LoadedRecord& record) {
+  if (record.kind == "race") return record.document;
+  Json content = {{"events", record.events}};
+  if (record.summary)
+    content["summary"] = {{"step_reached", record.summary->step_reached},
+                          {"steps_planned", record.summary->steps_planned},
+                          {"results", record.summary->results}};
+  if (!record.ledger.is_null()) content["ledger"] = record.ledger;
+  if (record.manifest)
+    if (const Json checkpoint = checkpoint_of(record); !checkpoint.is_null()) content["checkpoint"] = checkpoint;
+  return content;
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,33 @@
+// A record as a question that can be asked again: the command line that would make it, what that needs to be true (the
+// same program, the same model), and what of its answer is compared. Words and recipes come from a file somebody else
+// may have written, so a command is built here from known parts and never taken whole.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "record/json_text.h"
+#include "report/loaded_record.h"
+
+namespace faultline::cli {
+
+struct Rerun {
+  std::vector<std::string> arguments;  // of the program
+  std::filesystem::path result;        // where its record will be; a folder of runs where `below`
+  bool below = false;
+};
+
+// Writes what the command reads (a recipe) into `folder`, which exists. UsageError where the record does not say how it
+// was made. `commands`: the names of all commands, none of which may hide among a record's words.
+Rerun plan_rerun(const report::LoadedRecord& record, const std::filesystem::path& folder,
+                 const std::vector<std::string>& commands);
+
+Json versions_of(const report::LoadedRecord& record);     // {} where it does not say
+Json model_of(const report::LoadedRecord& record);        // path and fingerprint; {} where there is none
+Json environment_of(const report::LoadedRecord& record);  // as recorded
+
+// What two runs of one question must agree in, without times and paths.
+Json content_of(const report::LoadedRecord& record);
+
+}  // namespace faultline::cli

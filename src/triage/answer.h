@@ -1,0 +1,28 @@
+// What a trial answered. The text comes from another process, which may have been killed, run out of disk or be broken
+// on purpose, so it is read as somebody else's: whatever it holds, the result is a verdict or an error with a sentence.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "record/json_text.h"
+
+namespace faultline::triage {
+
+enum class TrialVerdict { kPass, kFail, kError };
+const char* verdict_name(TrialVerdict verdict);
+
+struct TrialResult {
+  TrialVerdict verdict = TrialVerdict::kError;
+  std::string outcome =
+      "did_not_run";            // completed, did_not_run, crashed_after_iterations, hang, stopped_at_first_corruption
+  std::string severity = "ok";  // ok < workload_failed < setup_failed < infrastructure_failed
+  std::string sentence;
+  Json result = nullptr;  // the run's, with all ranks' evidence
+  double seconds = 0;
+};
+
+// Of the trial that was asked with this nonce; never throws.
+TrialResult read_answer(std::string_view text, const std::string& nonce);
+
+}  // namespace faultline::triage

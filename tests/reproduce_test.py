@@ -1,0 +1,158 @@
+"""`faultline reproduce`: records of eval, run, train, race and triage are made again from themselves and are equal to the bit;
+a changed number is named; another model, another version, a damaged or unfinished record and a command that hides in a record
+are refused."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+import tiny_folder
+from program import ROOT, launch
+from triage_test import TINY as TRIAGE
+
+NOISE = "relative_gaussian(strength=0.3) @ operator=matmul"
+EVAL = ["--dtype", "fp32", "--limit", "4", "--shots", "0", "--max-new-tokens", "6", "--slots", "4"]
+RUN = """
+model: {model}
+seed: 4
+task: {{name: arithmetic, difficulty: 1}}
+evaluate: {{limit: 4, max_new_tokens: 6, slots: 4}}
+faults: [{{name: noise, where: {{operator: matmul}}, what: {{kind: relative_gaussian, strength: 0.3}}}}]
+"""
+RACE = ["race", "--ranks", "2", "verify_iterations=4", "stop_on_first_corruption=false", "inject={kind: bitflip, layer: 1, rank: 1, iteration: 2}"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_folder.make(tmp_path_factory.mktemp("reproduce") / "model")
+
+
+def recorded(*arguments, key="record"):
+    done = launch(*arguments, "--json", "--quiet")
+    assert done.returncode in (0, 1), done.stderr
+    return pathlib.Path(json.loads(done.stdout)[key])
+
+
+@pytest.fixture(scope="module")
+def evaluation(model, tmp_path_factory):
+    return recorded("eval", "--model", model, *EVAL, "--fault", NOISE, "--seed", "3", "--out", tmp_path_factory.mktemp("eval"))
+
+
+def reproduce(record, tmp_path, *arguments):
+    done = launch("reproduce", record, "--out", tmp_path / "again", "--json", *arguments, timeout=300)
+    return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+
+def equal(record, tmp_path):
+    code, result = reproduce(record, tmp_path)
+    assert code == 0, result
+    assert result["equal"] and result["different"] == 0 and result["within_tolerance"] == 0 and result["changed"] == []
+    assert pathlib.Path(result["again"]).exists() and str(tmp_path / "again") in result["again"]
+    return result
+
+
+def test_an_evaluation_is_reproduced_to_the_bit(evaluation, tmp_path):
+    result = equal(evaluation, tmp_path)
+    assert result["values"] > 50
+    text = launch("reproduce", evaluation, "--out", tmp_path / "again").stdout
+    assert "bit for bit" in text and "-2" in text, "a second reproduction gets a folder of its own"
+
+
+def test_an_injection_run_is_reproduced_to_the_bit(model, tmp_path):
+    recipe = tmp_path / "noise.yaml"
+    recipe.write_text(RUN.format(model=model))
+    record = recorded("run", recipe, "--dtype", "fp32", "--out", tmp_path / "runs")
+    recipe.unlink()  # the record alone must do
+    equal(record, tmp_path)
+
+
+def test_a_training_is_reproduced_to_the_bit(model, tmp_path):
+    settings = ["train.steps=2", "train.sft.steps=1", "train.prompts=2", "train.n=2", "train.micro_batch=4", "train.validation_problems=2", "train.checkpoint_every=1"]
+    record = recorded("train", ROOT / "recipes/train/tiny.yaml", f"model={model}", *settings, "--dtype", "fp32", "--out", tmp_path / "runs")
+    result = equal(record, tmp_path)
+    newest = sorted((pathlib.Path(result["again"]) / "checkpoints").iterdir())[-1]
+    assert (newest / "state.safetensors").read_bytes() == (record / "checkpoints" / newest.name / "state.safetensors").read_bytes()
+
+
+def test_a_race_is_reproduced_with_its_findings(tmp_path):
+    record = tmp_path / "race.json"
+    assert launch(*RACE, "--seed", "9", "--out", record).returncode == 1
+    assert json.loads(record.read_text())["made_by"]["seed"] == "9"
+    equal(record, tmp_path)
+
+
+def test_a_triage_is_reproduced_trial_by_trial(tmp_path):
+    recipe = tmp_path / "matrix.yaml"
+    recipe.write_text((TRIAGE % 1).replace(", {name: unread, mitigations: [ll-protocol]}", ""))
+    assert launch("triage", "run", "--recipe", recipe, "--out", tmp_path / "matrix").returncode == 0
+    recipe.unlink()
+    equal(tmp_path / "matrix", tmp_path)
+
+
+# --- what differs, and what is refused ----------------------------------------------------------------------------------
+def test_a_number_that_was_changed_is_named(tmp_path):
+    record = tmp_path / "race.json"
+    assert launch(*RACE, "--out", record).returncode == 1
+    changed = json.loads(record.read_text())
+    changed["iterations"] += 1
+    record.write_text(json.dumps(changed))
+    code, result = reproduce(record, tmp_path)
+    assert code == 1 and not result["equal"]
+    assert [one["path"] for one in result["differences"]] == ["/iterations"]
+    code, result = reproduce(record, tmp_path, "--tolerance", "0.5")
+    assert code == 0 and result["within_tolerance"] == 1
+
+
+def test_another_model_is_refused_unless_asked_for(model, tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(model, copy)
+    record = recorded("eval", "--model", copy, *EVAL, "--out", tmp_path / "runs")
+    tiny_folder.make(copy, seed=1)  # the same shape, other weights
+    code, text = reproduce(record, tmp_path)
+    assert code == 64 and "the model has changed" in text and "--anyway" in text
+    code, result = reproduce(record, tmp_path, "--anyway")
+    assert code == 1 and any("fingerprint" in sentence for sentence in result["changed"])
+    shutil.rmtree(copy)
+    code, text = reproduce(record, tmp_path, "--anyway")
+    assert code == 64 and "not here" in text
+
+
+def test_another_version_is_refused_unless_asked_for(tmp_path):
+    record = tmp_path / "race.json"
+    assert launch(*RACE, "--out", record).returncode == 1
+    changed = json.loads(record.read_text())
+    changed["made_by"]["versions"]["torch"] = "1.0"
+    record.write_text(json.dumps(changed))
+    code, text = reproduce(record, tmp_path)
+    assert code == 64 and 'torch: it was made with "1.0"' in text
+    assert reproduce(record, tmp_path, "--anyway")[0] == 0
+    del changed["made_by"]
+    record.write_text(json.dumps(changed))
+    code, text = reproduce(record, tmp_path, "--anyway")
+    assert code == 64 and "does not say how it was made" in text
+
+
+def test_records_that_are_not_whole_are_refused(evaluation, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(evaluation, broken)
+    (broken / "summary.json").unlink()
+    code, text = reproduce(broken, tmp_path)
+    assert code == 64 and "summary.json" in text and "whole" in text
+    edited = tmp_path / "edited"
+    shutil.copytree(evaluation, edited)
+    summary = json.loads((edited / "summary.json").read_text())
+    summary["results"]["rows"][0]["label"] += "!"
+    (edited / "summary.json").write_text(json.dumps(summary))
+    code, text = reproduce(edited, tmp_path)
+    assert code == 64 and "seal" in text
+    assert reproduce(tmp_path / "nothing", tmp_path)[0] == 64
+    assert launch("reproduce", evaluation, "--tolerance", "2").returncode == 64
+
+
+def test_the_record_says_what_made_it(evaluation, model):
+    made_by = json.loads((evaluation / "provenance.json").read_text())
+    assert made_by["command"][0] == "eval" and made_by["model"]["dtype"] == "fp32"
+    assert len(made_by["model"]["fingerprint"]) == 16 and made_by["model"]["path"] == str(model)
+    assert set(made_by["versions"]) >= {"version", "commit", "torch"}
