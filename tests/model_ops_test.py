@@ -218,10 +218,10 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype):
         assert torch.equal(rows, three[name]), name
 
 
-ISAS = ["portable", "avx2", "avx512", "avx512bf16", "amx"]
+ISAS = ["portable", "avx2", "avx512", "avx512bf16", "amx", "armbf16"]
 
 
-@pytest.mark.parametrize("isa", ISAS[:-1])
+@pytest.mark.parametrize("isa", ISAS)
 def test_this_file_passes_on_every_instruction_set(isa):
     if os.environ.get("FAULTLINE_CPU_ISA"):
         pytest.skip("already on a chosen instruction set")

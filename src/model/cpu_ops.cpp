@@ -14,10 +14,14 @@ namespace faultline::ops::cpu {
 
 const Kernels& kernels() {
   switch (instruction_set()) {
+#if defined(__x86_64__)
     case InstructionSet::kAmx: return amx::kKernels;
     case InstructionSet::kAvx512Bf16: return avx512bf16::kKernels;
     case InstructionSet::kAvx512: return avx512::kKernels;
     case InstructionSet::kAvx2: return avx2::kKernels;
+#elif defined(__aarch64__)
+    case InstructionSet::kArmBf16: return armbf16::kKernels;
+#endif
     default: return portable::kKernels;
   }
 }

@@ -5,9 +5,12 @@
 namespace faultline::cpu {
 
 const Kernels& kernels() {
+#if defined(__x86_64__)
   const InstructionSet level = instruction_set();
   if (level >= InstructionSet::kAvx512) return avx512::kKernels;
-  return level == InstructionSet::kAvx2 ? avx2::kKernels : portable::kKernels;
+  if (level == InstructionSet::kAvx2) return avx2::kKernels;
+#endif
+  return portable::kKernels;
 }
 
 }  // namespace faultline::cpu

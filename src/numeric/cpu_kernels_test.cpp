@@ -30,9 +30,11 @@ Outcome run(const cpu::Kernels& kernels, const FaultArguments& arguments, bool c
 }
 
 std::vector<const cpu::Kernels*> wider_kernels() {
+#if defined(__x86_64__)
   const std::string_view best = cpu::kernels().name;
   if (best == "avx512") return {&cpu::avx2::kKernels, &cpu::avx512::kKernels};
   if (best == "avx2") return {&cpu::avx2::kKernels};
+#endif
   return {};
 }
 

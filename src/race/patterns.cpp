@@ -18,10 +18,11 @@
 namespace faultline {
 
 const cpu::PatternKernels& cpu::pattern_kernels() {
-  static const PatternKernels& chosen = &kernels() == &avx512::kKernels ? avx512::kPatternKernels
-                                        : &kernels() == &avx2::kKernels ? avx2::kPatternKernels
-                                                                        : portable::kPatternKernels;
-  return chosen;
+#if defined(__x86_64__)
+  if (&kernels() == &avx512::kKernels) return avx512::kPatternKernels;
+  if (&kernels() == &avx2::kKernels) return avx2::kPatternKernels;
+#endif
+  return portable::kPatternKernels;
 }
 
 namespace race {

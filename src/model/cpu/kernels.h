@@ -120,5 +120,8 @@ extern const Kernels kKernels;
 namespace amx {
 extern const Kernels kKernels;
 }
+namespace armbf16 {
+extern const Kernels kKernels;
+}
 
 }  // namespace faultline::ops::cpu

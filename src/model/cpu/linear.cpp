@@ -38,11 +38,30 @@ struct Pairs {
     for (int64_t k = 0; k < padded; ++k) to[k] = k < inputs ? x[k] : 0;
   }
 };
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// The same, eight elements at a time; this one rounds its sums to odd.
+struct Pairs {
+  using Prepared = uint16_t;
+  using Operand = uint16x8_t;
+  static constexpr int kStep = 8;
+  FL_INLINE static Operand weight(const uint16_t* from, int64_t left) {
+    if (left >= kStep) return vld1q_u16(from);
+    uint16_t padded[kStep] = {};
+    for (int64_t i = 0; i < left; ++i) padded[i] = from[i];
+    return vld1q_u16(padded);
+  }
+  FL_INLINE static Vector add_product(Vector sum, Operand w, const Prepared* x) {
+    return (Vector)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)w, (bfloat16x8_t)vld1q_u16(x));
+  }
+  static void prepare(const uint16_t* x, int64_t inputs, int64_t padded, Prepared* to) {
+    for (int64_t k = 0; k < padded; ++k) to[k] = k < inputs ? x[k] : 0;
+  }
+};
 #endif
 
 template <class Type>
 struct Scheme : Widened<Type> {};
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 template <>
 struct Scheme<BFloat16> : Pairs {};
 #endif
