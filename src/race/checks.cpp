@@ -45,7 +45,10 @@ void Checks::compare(const at::Tensor& buffer, const Subject& subject) {
 
 void Checks::put(int64_t layer, int64_t column, const at::Tensor& digest) {
   digests_taken_ = true;
-  digests_.select(0, layer).select(0, column).copy_(digest, true);
+  if (digests_.is_cpu())  // without the dispatcher, whose three calls cost as much as a small digest
+    digests_.mutable_data_ptr<int64_t>()[layer * columns_ + column] = *digest.const_data_ptr<int64_t>();
+  else
+    digests_.select(0, layer).select(0, column).copy_(digest, true);
 }
 
 void Checks::take_key(int64_t layer, Key key, const at::Tensor& buffer) {

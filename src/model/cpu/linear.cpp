@@ -1,7 +1,8 @@
 // x (M, K) times weight (N, K) transposed, with the weights as they lie: row-major, read once, never packed. Each
 // output element is one chain of vector sums over K in a fixed order, whatever M is: a row of x gives the same bits
-// alone and in a batch. Tile instructions, where the processor has them, take over bf16 (linear_amx.cpp).
-#include "model/cpu/linear_amx.h"
+// alone and in a batch. Instructions that multiply matrices, where the processor has them, take over bf16
+// (linear_tiles.h).
+#include "model/cpu/linear_tiles.h"
 
 namespace faultline::ops::cpu::FAULTLINE_ISA {
 namespace {
@@ -12,7 +13,7 @@ struct Widened {
   using Prepared = float;
   using Operand = Vector;
   static constexpr int kStep = kLanes;
-  FL_INLINE static Operand weight(const typename Type::Storage* from, int64_t left) { return load<Type>(from, left); }
+  FL_INLINE static Operand weight(const typename Type::Storage* from) { return Type::load(from); }
   FL_INLINE static Vector add_product(Vector sum, Operand w, const Prepared* x) {
     return multiply_add(w, Float32::load(x), sum);
   }
@@ -27,31 +28,9 @@ struct Pairs {
   using Prepared = uint16_t;
   using Operand = __m512bh;
   static constexpr int kStep = 32;
-  FL_INLINE static Operand weight(const uint16_t* from, int64_t left) {
-    const __mmask32 mask = left >= kStep ? 0xFFFFFFFFu : (1u << left) - 1u;
-    return (__m512bh)_mm512_maskz_loadu_epi16(mask, from);
-  }
+  FL_INLINE static Operand weight(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
   FL_INLINE static Vector add_product(Vector sum, Operand w, const Prepared* x) {
     return (Vector)_mm512_dpbf16_ps((__m512)sum, w, (__m512bh)_mm512_loadu_si512(x));
-  }
-  static void prepare(const uint16_t* x, int64_t inputs, int64_t padded, Prepared* to) {
-    for (int64_t k = 0; k < padded; ++k) to[k] = k < inputs ? x[k] : 0;
-  }
-};
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-// The same, eight elements at a time; this one rounds its sums to odd.
-struct Pairs {
-  using Prepared = uint16_t;
-  using Operand = uint16x8_t;
-  static constexpr int kStep = 8;
-  FL_INLINE static Operand weight(const uint16_t* from, int64_t left) {
-    if (left >= kStep) return vld1q_u16(from);
-    uint16_t padded[kStep] = {};
-    for (int64_t i = 0; i < left; ++i) padded[i] = from[i];
-    return vld1q_u16(padded);
-  }
-  FL_INLINE static Vector add_product(Vector sum, Operand w, const Prepared* x) {
-    return (Vector)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)w, (bfloat16x8_t)vld1q_u16(x));
   }
   static void prepare(const uint16_t* x, int64_t inputs, int64_t padded, Prepared* to) {
     for (int64_t k = 0; k < padded; ++k) to[k] = k < inputs ? x[k] : 0;
@@ -61,7 +40,7 @@ struct Pairs {
 
 template <class Type>
 struct Scheme : Widened<Type> {};
-#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#if defined(__AVX512BF16__)
 template <>
 struct Scheme<BFloat16> : Pairs {};
 #endif
@@ -71,27 +50,42 @@ int64_t padded_inputs(const LinearArguments& a) {
   return ceiling(a.inputs, Scheme<Type>::kStep) * Scheme<Type>::kStep;
 }
 
-// Outputs [n, n + kOutputs) of rows [m, m + kRows).
+template <class Type, int kOutputs, int kStep>
+__attribute__((noinline)) void copy_edge(const typename Type::Storage* from, int64_t stride, int64_t count,
+                                         typename Type::Storage (&edge)[kOutputs][kStep]) {
+  for (int i = 0; i < kOutputs; ++i)
+    for (int64_t j = 0; j < kStep; ++j) edge[i][j] = j < count ? from[i * stride + j] : typename Type::Storage{};
+}
+
+// Outputs [n, n + kOutputs) of rows [m, m + kRows). The inner step stands once and its loops are unrolled early, so
+// that g++ keeps the sums in registers.
 template <class Type, int kOutputs, int kRows>
 void multiply(const LinearArguments& a, int64_t n, int64_t m) {
   using S = Scheme<Type>;
-  const int64_t padded = padded_inputs<Type>(a);
-  const auto* weight = row_of<Type>(a.weight, a.inputs, n);
+  const int64_t padded = padded_inputs<Type>(a), inputs = a.inputs;
+  const auto* weight = row_of<Type>(a.weight, inputs, n);
   const auto* x = static_cast<const typename S::Prepared*>(a.prepared) + m * padded;
   Vector sum[kRows][kOutputs] = {};
-  const auto step = [&](int64_t k, int64_t left) {
+  typename Type::Storage edge[kOutputs][S::kStep];
+  for (int64_t k = 0; k < inputs; k += S::kStep) {
+    const auto* from = weight + k;
+    int64_t stride = inputs;
+    if (k + S::kStep > inputs) {  // the last weights of each output, with zeros behind them
+      copy_edge<Type>(from, inputs, inputs - k, edge);
+      from = edge[0], stride = S::kStep;
+    } else if constexpr (kLanes > 4) {
+      for (int i = 0; i < kOutputs; ++i) __builtin_prefetch(from + (kOutputs + i) * inputs);
+    }
     typename S::Operand w[kOutputs];
-    for (int i = 0; i < kOutputs; ++i) w[i] = S::weight(weight + i * a.inputs + k, left);
+#pragma GCC unroll 4
+    for (int i = 0; i < kOutputs; ++i) w[i] = S::weight(from + i * stride);
+#pragma GCC unroll 4
     for (int j = 0; j < kRows; ++j) {
+#pragma GCC unroll 4
       for (int i = 0; i < kOutputs; ++i) sum[j][i] = S::add_product(sum[j][i], w[i], x + j * padded + k);
     }
-  };
-  int64_t k = 0;
-  for (; k + S::kStep <= a.inputs; k += S::kStep) {
-    for (int i = 0; i < kOutputs; ++i) __builtin_prefetch(weight + (kOutputs + i) * a.inputs + k);
-    step(k, S::kStep);
   }
-  if (k < a.inputs) step(k, a.inputs - k);
+#pragma GCC unroll 4
   for (int j = 0; j < kRows; ++j) {
     Vector y = {};
     if constexpr (kOutputs == 4) {
@@ -106,10 +100,9 @@ void multiply(const LinearArguments& a, int64_t n, int64_t m) {
 }
 
 template <class Type, int kOutputs>
-void multiply_rows(const LinearArguments& a, int64_t n) {
-  int64_t m = 0;
-  for (; m + 4 <= a.rows; m += 4) multiply<Type, kOutputs, 4>(a, n, m);
-  for (; m < a.rows; ++m) multiply<Type, kOutputs, 1>(a, n, m);
+void multiply_rows(const LinearArguments& a, int64_t n, int64_t m, int64_t last) {
+  for (; m + 4 <= last; m += 4) multiply<Type, kOutputs, 4>(a, n, m);
+  for (; m < last; ++m) multiply<Type, kOutputs, 1>(a, n, m);
 }
 
 }  // namespace
@@ -140,10 +133,15 @@ void linear(const LinearArguments& a, int64_t first, int64_t last) {
   if (takes_tiles(a)) return tiles_linear(a, first, last);
   dispatch(a.storage, [&](auto type) {
     using Type = decltype(type);
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Scheme<Type>::Prepared));
     const int64_t end = smaller(last * kLinearBlock, a.outputs);
-    int64_t n = first * kLinearBlock;
-    for (; n + 4 <= end; n += 4) multiply_rows<Type, 4>(a, n);
-    for (; n < end; ++n) multiply_rows<Type, 1>(a, n);
+    const int64_t at_once = rows_at_once(padded_inputs<Type>(a) * kBytes, 4);
+    for (int64_t m = 0; m < a.rows; m += at_once) {
+      const int64_t last_row = smaller(m + at_once, a.rows);
+      int64_t n = first * kLinearBlock;
+      for (; n + 4 <= end; n += 4) multiply_rows<Type, 4>(a, n, m, last_row);
+      for (; n < end; ++n) multiply_rows<Type, 1>(a, n, m, last_row);
+    }
   });
 }
 

@@ -3,7 +3,7 @@
 // exists that a training step could leave behind. A tile of weights is 16 outputs x 32 inputs, a tile of x 32 inputs
 // (as 16 pairs) x 16 rows, a tile of sums 16 outputs x 16 rows in fp32. Every row goes through the same sums whatever M
 // is. Tile instructions take subnormal numbers as zero.
-#include "model/cpu/linear_amx.h"
+#include "model/cpu/linear_tiles.h"
 
 #if defined(__AMX_BF16__)
 
@@ -128,15 +128,18 @@ void tiles_prepare(const LinearArguments& a) {
 void tiles_linear(const LinearArguments& a, int64_t first, int64_t last) {
   const TileConfiguration configuration;
   _tile_loadconfig(&configuration);
-  const int64_t tiles = row_tiles(a);
-  for (int64_t block = first; block < last; ++block) {
-    const int64_t n = block * kLinearBlock;
-    for (int64_t tile = 0; tile < tiles; tile += 2) {
-      const bool pair = tile + 1 < tiles;
-      if (tile == 0)
-        pair ? multiply<2, true>(a, n, tile) : multiply<1, true>(a, n, tile);
-      else
-        pair ? multiply<2, false>(a, n, tile) : multiply<1, false>(a, n, tile);
+  const int64_t tiles = row_tiles(a), at_once = rows_at_once(input_tiles(a) * kTileBytes, 2);
+  for (int64_t first_tile = 0; first_tile < tiles; first_tile += at_once) {
+    const int64_t last_tile = smaller(first_tile + at_once, tiles);
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t n = block * kLinearBlock;
+      for (int64_t tile = first_tile; tile < last_tile; tile += 2) {
+        const bool pair = tile + 1 < last_tile;
+        if (tile == first_tile)
+          pair ? multiply<2, true>(a, n, tile) : multiply<1, true>(a, n, tile);
+        else
+          pair ? multiply<2, false>(a, n, tile) : multiply<1, false>(a, n, tile);
+      }
     }
   }
   _tile_release();

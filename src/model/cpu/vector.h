@@ -50,6 +50,8 @@ FL_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
 FL_INLINE float add_lanes(Vector v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__aarch64__)
+  return vaddvq_f32((float32x4_t)v);
 #else
   for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) v[i] += v[i + half];
@@ -73,6 +75,9 @@ FL_INLINE Four add_lanes(const Vector (&v)[4]) {
   const __m256 sums =
       _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[0], (__m256)v[1]), _mm256_hadd_ps((__m256)v[2], (__m256)v[3]));
   return (Four)(_mm256_castps256_ps128(sums) + _mm256_extractf128_ps(sums, 1));
+#elif defined(__aarch64__)
+  const auto pair = [](Vector a, Vector b) { return vpaddq_f32((float32x4_t)a, (float32x4_t)b); };
+  return (Four)vpaddq_f32(pair(v[0], v[1]), pair(v[2], v[3]));
 #else
   return Four{add_lanes(v[0]), add_lanes(v[1]), add_lanes(v[2]), add_lanes(v[3])};
 #endif
@@ -100,7 +105,11 @@ struct Float32 {
 struct BFloat16 {
   using Storage = uint16_t;
   FL_INLINE static Vector load(const Storage* from) {
+#if defined(__aarch64__)
+    return (Vector)vshll_n_u16(vld1_u16(from), 16);
+#else
     return floats(__builtin_convertvector(load_bits<Halves>(from), Words) << 16);
+#endif
   }
   FL_INLINE static void store(Storage* to, Vector v) {
     const Words bits = words(v);
