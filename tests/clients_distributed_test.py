@@ -12,7 +12,7 @@ from faultline import collectives
 from tap_models import recipe
 
 SCRIPT = """
-import sys, torch
+import pathlib, sys, torch
 import torch.distributed as dist
 from tap_models import llama, tokens
 dist.init_process_group("gloo")
@@ -32,26 +32,25 @@ for step in range(2):
     optimizer.zero_grad()
 weight = model.model.layers[1].mlp.down_proj.weight
 weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-print("rank", dist.get_rank(), weight.double().sum().item(), flush=True)
+pathlib.Path(f"{sys.argv[2]}-{dist.get_rank()}").write_text(repr(weight.double().sum().item()))
 dist.destroy_process_group()
 """
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def sums(done):
+def sums(done, results):
     assert done.returncode == 0, done.stderr
-    return dict(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("rank"))
+    return [results.with_name(f"{results.name}-{rank}").read_text() for rank in range(2)]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_operators_and_collectives_of_both_ranks_are_tapped(tmp_path, kind):
     script = write(tmp_path, "train.py", SCRIPT)
     plan = write(tmp_path, "recipe.json", recipe())
-    clean = sums(python(*LAUNCH, script, kind))
-    done = python(*LAUNCH, "-m", "faultline", "--recipe", plan, "--evidence", tmp_path / "evidence", "--collectives", tmp_path / "digests", script, kind)
-    faulty = sums(done)
-    assert faulty.keys() == clean.keys() == {"0", "1"}
-    assert faulty["0"] == faulty["1"] != clean["0"] == clean["1"]
+    clean = sums(python(*LAUNCH, script, kind, tmp_path / "clean"), tmp_path / "clean")
+    done = python(*LAUNCH, "-m", "faultline", "--recipe", plan, "--evidence", tmp_path / "evidence", "--collectives", tmp_path / "digests", script, kind, tmp_path / "faulty")
+    faulty = sums(done, tmp_path / "faulty")
+    assert faulty[0] == faulty[1] != clean[0] == clean[1]
     collection = faultline.collect(tmp_path / "evidence")
     assert len(collection["processes"]) == 2 and all(process["ended"] for process in collection["processes"])
     for process in collection["processes"]:

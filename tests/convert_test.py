@@ -10,7 +10,7 @@ OPS = ["trainer.noisy_ops.enabled=True", "trainer.noisy_ops.error_scale=0.05"]
 
 
 def convert(*settings, **environment):
-    done = launch("convert", *settings, "--json", env=environment)
+    done = launch("convert", "--json", *settings, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -45,7 +45,7 @@ def test_noise_on_norms_becomes_the_section_aqn():
     assert convert(*keys, "trainer.noise_injection.num_stages=10")["recipe"]["aqn"] == {"schedule": "global_decay", "sigma_start": 0.05, "sigma_end": 0.0005, "num_stages": 10, "layers": "all"}
     by_epoch = convert(*keys, "trainer.noise_injection.epoch_aware=True", "trainer.noise_injection.stages_per_epoch=4")["recipe"]["aqn"]
     assert by_epoch["schedule"] == "epoch_aware" and by_epoch["stages_per_epoch"] == 4
-    each = convert(*keys, "trainer.noise_injection.layer_sigma_config={0: 0.05, 1: 0.025}")["recipe"]["aqn"]
+    each = convert(*keys, "trainer.noise_injection.layer_sigma_config={'0': 0.05, '1': 0.025}")["recipe"]["aqn"]
     assert each["layer_multipliers"] == [1.0, 0.5]
     assert convert("aqn.enabled=true", "aqn.sigma=0.02", "aqn.target_layers=[15]")["recipe"]["aqn"] == {"schedule": "constant", "sigma_start": 0.02, "layers": [15]}
 
@@ -85,7 +85,7 @@ def test_a_whole_configuration_keeps_what_is_verls_own(tmp_path):
     (["deadzone.enabled=true"], "deadzone.layer is missing"),
     (["--", "--fault_type", "noise"], "needs --fault_type and --ground_truth_layer"),
     (["trainer.noise_injection.enabled=true", "trainer.noise_injection.target_modules=[q_proj]"], "trainer.noise_injection.target_modules: 'q_proj' is not known"),
-    (["trainer.noise_injection.enabled=true", "trainer.noise_injection.layer_sigma_config={3: 0.1}"], "the sigma of every layer"),
+    (["trainer.noise_injection.enabled=true", "trainer.noise_injection.layer_sigma_config={'3': 0.1}"], "the sigma of every layer"),
     (["word"], "'word' is neither a file, key=value nor a --flag"),
     (["missing.yaml"], "missing.yaml"),
     ([], "give a file, key=value, or --environment"),

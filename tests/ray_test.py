@@ -12,6 +12,7 @@ import pytest
 # Ray takes the loopback address for a machine's own only where it believes that there are no clusters.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # 15 otherwise: a busy machine would never come to them
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 

@@ -90,12 +90,31 @@ def _begin_step(worker, own: environment.Armed, step: int) -> None:
 # --- the model --------------------------------------------------------------------------------------------------------
 def _know(model: torch.nn.Module) -> None:
     phases.know(model)
+    _join_residuals(model)
     _register_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
     if _OPS.has_aqn(recipe):
         noise = _noises[id(model)] = NormNoise(model, recipe)
         noise.apply(0)
     _watch_updates(model)
+
+
+def _join_residuals(model: torch.nn.Module) -> None:
+    """A decoder layer of vLLM returns what is to be added and what it is to be added to. Its output is their sum: where a rule
+    wants it, the sum is made before the rule acts, and nothing remains to be added."""
+    for path, module in _named_modules(model):
+        if _OPS.layer(path) < 0 or not path.rsplit(".", 1)[-1].isdigit():
+            continue
+        if _OPS.boundary_is_wanted(_OPS.place(path), "input"):
+            raise ValueError(f"{path}: vLLM hands a layer its input in two parts; name the output of the layer before (module: layer_output)")
+        if _OPS.boundary_is_wanted(_OPS.place(path), "output"):
+            module.register_forward_hook(_joined, prepend=True)  # before the hook that acts
+
+
+def _joined(_module, _arguments, output):
+    if isinstance(output, tuple) and len(output) == 2 and all(isinstance(part, torch.Tensor) for part in output):
+        return output[0] + output[1], torch.zeros_like(output[1])
+    return output
 
 
 def _register_packed(model: torch.nn.Module) -> int:

@@ -80,7 +80,8 @@ std::vector<std::string> known_words(const CLI::App& app, bool options) {
 
 // What the parser could not place: an unknown command, option or one argument too many.
 void refuse_extras(const CLI::App& app) {
-  const std::vector<std::string> extras = app.remaining(true);
+  std::vector<std::string> extras = app.remaining(true);
+  std::erase(extras, "--");  // the mark after which everything is an argument
   if (extras.empty()) return;
   const std::string& first = extras.front();
   const bool option = first.starts_with("-"), command = app.get_subcommands().empty() && !option;
