@@ -11,6 +11,7 @@
 
 #include "base/override.h"
 #include "base/progress.h"
+#include "base/schema_data.h"
 #include "cli/command.h"
 #include "cli/device.h"
 #include "cli/output.h"
@@ -175,6 +176,19 @@ ExitCode race_selftest(const RaceOptions& options, const Globals& globals) {
   return result.passed() ? ExitCode::kOk : ExitCode::kFound;
 }
 
+// Every key with its default and what it may be, as the schema has them.
+std::string keys_text() {
+  std::string text = "Keys of the configuration (default): what for; what it may be\n";
+  const Schema schema = race::config_schema();
+  for (const SchemaField& field : schema.data().fields) {
+    const Node& value = field.options.default_value.value();
+    text +=
+        fmt::format("  {} ({}): {}; {}\n", field.name, value.is_string() ? value.as_string() : to_json(value).dump(),
+                    field.options.doc, describe(field.schema));
+  }
+  return text;
+}
+
 constexpr const char* kFooter =
     "Examples:\n"
     "  faultline race --ranks 4\n"
@@ -195,30 +209,38 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<RaceOptions>();
   command
       ->add_option("--recipe", options->recipe, "a file with a race: section or a triage recipe; default: a small run")
+      ->group("What runs")
       ->type_name("FILE");
-  command->add_option("--ranks", options->ranks_text, "how many; under torchrun its WORLD_SIZE")
+  command->add_option("--ranks", options->ranks_text, "how many, 1 to 256; under torchrun its WORLD_SIZE")
+      ->group("What runs")
       ->capture_default_str()
       ->type_name("N");
   offer(command->add_option("--transport", options->transport, "threads, or gloo: one process a rank")
+            ->group("What runs")
             ->capture_default_str()
             ->type_name("NAME"),
         {"threads", "gloo"});
-  command->add_option("--out", options->out, "the merged evidence as JSON")->type_name("FILE");
+  command->add_option("--out", options->out, "the merged evidence as JSON")->group("Results")->type_name("FILE");
   command->add_option("--write-golden", options->write_golden, "keep this run's digests as the golden of later ones")
+      ->group("Results")
       ->type_name("FILE");
-  command->add_flag("--selftest", options->selftest,
-                    "plant faults of every kind everywhere; all must be found and attributed");
-  command->add_flag("--full", options->full, "with --selftest: more than 1,000 faults and 1,000 clean iterations");
-  command->add_flag("--measure-overhead", options->overhead, "digests in every second iteration; what they cost");
+  command
+      ->add_flag("--selftest", options->selftest,
+                 "plant faults of every kind everywhere; all must be found and attributed")
+      ->group("The tool itself");
+  command->add_flag("--full", options->full, "with --selftest: more than 1,000 faults and 1,000 clean iterations")
+      ->group("The tool itself");
+  command->add_flag("--measure-overhead", options->overhead, "digests in every second iteration; what they cost")
+      ->group("The tool itself");
   command->add_option("--join", options->join, "a launcher's folder: be the rank that the environment says")
       ->type_name("FOLDER")
       ->group("");
   command->add_option("--trial", options->trial, "a folder of `faultline triage` with a request")
       ->type_name("FOLDER")
       ->group("");
-  command->add_option("overrides", options->overrides, "key=value of the configuration; see docs/race.md")
+  command->add_option("overrides", options->overrides, "key=value of the configuration; the keys are listed below")
       ->type_name("");
-  command->footer(kFooter);
+  command->footer([] { return keys_text() + "\n" + kFooter; });
   command->callback([&run, &globals, options] {
     run = [&globals, options] {
       if (!options->join.empty()) return race_join(*options, globals);

@@ -164,7 +164,10 @@ constexpr const char* kFooter =
     "Global options: see `faultline --help`.";
 
 void add_common(CLI::App* command, TriageOptions& options) {
-  command->add_option("--recipe", options.recipe, "the YAML or JSON file")->required()->type_name("FILE");
+  command->add_option("--recipe", options.recipe, "the YAML or JSON file")
+      ->group("What runs")
+      ->required()
+      ->type_name("FILE");
   command->add_option("overrides", options.overrides, "a.b=v changes, +a.b=v adds, ~a.b removes")->type_name("");
 }
 
@@ -177,25 +180,37 @@ void add_triage(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<TriageOptions>();
   CLI::App* runs = command->add_subcommand("run", "run the recipe's matrix, or go on with it");
   add_common(runs, *options);
-  runs->add_flag("--dry-run", options->dry_run, "validate, and show what every cell would do");
-  runs->add_option("--out,--output", options->out, "folder of the results; default runs/triage-NAME")->type_name("DIR");
-  offer(runs->add_option("--executor", options->executor, "where trials run")->capture_default_str()->type_name("NAME"),
+  runs->add_flag("--dry-run", options->dry_run, "validate, and show what every cell would do")->group("What runs");
+  runs->add_option("--out,--output", options->out, "folder of the results; default runs/triage-NAME")
+      ->group("Results")
+      ->type_name("DIR");
+  offer(runs->add_option("--executor", options->executor, "where trials run")
+            ->group("What runs")
+            ->capture_default_str()
+            ->type_name("NAME"),
         {"local"});
   runs->callback([&run, &globals, options] { run = [&globals, options] { return triage_run(*options, globals); }; });
   CLI::App* search = command->add_subcommand("bisect", "find a smallest set of mitigations that stops the failure");
   add_common(search, *options);
   search->add_option("--mitigation", options->mitigations, "a candidate; give it several times")
+      ->group("What runs")
       ->required()
       ->type_name("NAME")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  search->add_option("--error", options->error_text, "probability that a set that does not stop it is named")
+  search
+      ->add_option("--error", options->error_text, "probability that a set that does not stop it is named, 1e-6 to 0.5")
+      ->group("Statistics")
       ->capture_default_str()
       ->type_name("P");
-  search->add_option("--baseline-trials", options->baseline_text, "to measure how often it fails")
+  search->add_option("--baseline-trials", options->baseline_text, "to measure how often it fails, 1 to 100000")
+      ->group("Statistics")
       ->capture_default_str()
       ->type_name("N");
-  search->add_option("--max-trials", options->most_text, "of the whole search")->capture_default_str()->type_name("N");
+  search->add_option("--max-trials", options->most_text, "of the whole search, 1 to 1000000")
+      ->group("Statistics")
+      ->capture_default_str()
+      ->type_name("N");
   search->callback(
       [&run, &globals, options] { run = [&globals, options] { return triage_bisect(*options, globals); }; });
   for (const bool mitigations : {true, false}) {
