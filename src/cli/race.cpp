@@ -11,6 +11,7 @@
 
 #include "base/override.h"
 #include "base/progress.h"
+#include "base/schema_data.h"
 #include "cli/command.h"
 #include "cli/device.h"
 #include "cli/output.h"
@@ -189,6 +190,19 @@ ExitCode race_selftest(const RaceOptions& options, const Globals& globals) {
   return result.passed() ? ExitCode::kOk : ExitCode::kFound;
 }
 
+// Every key with its default and what it may be, as the schema has them.
+std::string keys_text() {
+  std::string text = "Keys of the configuration (default): what for; what it may be\n";
+  const Schema schema = race::config_schema();
+  for (const SchemaField& field : schema.data().fields) {
+    const Node& value = field.options.default_value.value();
+    text +=
+        fmt::format("  {} ({}): {}; {}\n", field.name, value.is_string() ? value.as_string() : to_json(value).dump(),
+                    field.options.doc, describe(field.schema));
+  }
+  return text;
+}
+
 constexpr const char* kFooter =
     "Examples:\n"
     "  faultline race --ranks 4\n"
@@ -238,9 +252,9 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
   command->add_option("--trial", options->trial, "a folder of `faultline triage` with a request")
       ->type_name("FOLDER")
       ->group("");
-  command->add_option("overrides", options->overrides, "key=value of the configuration; see docs/race.md")
+  command->add_option("overrides", options->overrides, "key=value of the configuration; the keys are listed below")
       ->type_name("");
-  command->footer(kFooter);
+  command->footer([] { return keys_text() + "\n" + kFooter; });
   command->callback([&run, &globals, options] {
     run = [&globals, options] {
       if (!options->join.empty()) return race_join(*options, globals);

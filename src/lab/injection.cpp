@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "lab/countable.h"
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"
 
@@ -64,6 +65,7 @@ Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& m
   settings_.layer_count = model.config().layers;
   plan_ = make_plan();
   check_modules(*plan_, model.module_paths());
+  refuse_operators_chosen_by_rows(*plan_, model.device());
   check_reached(*plan_, censuses_);
 }
 

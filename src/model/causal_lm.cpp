@@ -7,13 +7,23 @@
 
 #include "base/error.h"
 #include "model/build.h"
+#include "model/memory.h"
 #include "site/boundary.h"
 
 namespace faultline {
+namespace {
+
+// A GPU says itself what it does not hold.
+const ModelConfig& fitting_config(const Checkpoint& checkpoint, at::ScalarType dtype, const at::Device& device) {
+  if (device.is_cpu()) refuse_what_does_not_fit(checkpoint, dtype, available_memory());
+  return checkpoint.config();
+}
+
+}  // namespace
 
 CausalLm::CausalLm(const Checkpoint& checkpoint, at::ScalarType dtype, const at::Device& device,
                    const std::function<void(double)>& progress)
-    : CausalLm(checkpoint.config(), stored_weights(checkpoint, progress), dtype, device) {}
+    : CausalLm(fitting_config(checkpoint, dtype, device), stored_weights(checkpoint, progress), dtype, device) {}
 
 CausalLm::CausalLm(const ModelConfig& config, uint64_t seed, at::ScalarType dtype, const at::Device& device)
     : CausalLm(config, random_weights(seed, device), dtype, device) {}

@@ -6,6 +6,7 @@
 #include <ATen/ops/linear.h>
 
 #include "model/ops.h"
+#include "model/product.h"
 #include "site/boundary.h"
 
 namespace faultline {
@@ -14,7 +15,7 @@ namespace {
 constexpr int64_t kFewRowsCuda = 8;
 
 // On the CPU a row has the same bits in every batch; on CUDA many rows are better served by the library.
-bool is_for_few_rows(const at::Tensor& x) { return x.is_cpu() || x.size(0) <= kFewRowsCuda; }
+bool is_for_few_rows(const at::Tensor& x) { return !product_depends_on_rows(x.device()) || x.size(0) <= kFewRowsCuda; }
 
 at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!at::GradMode::is_enabled() && is_for_few_rows(x)) return ops::few_rows_linear(x, weight, bias);
@@ -49,6 +50,8 @@ at::Tensor with_parts(const Linear& linear, const at::Tensor& y) {
 }
 
 }  // namespace
+
+bool product_depends_on_rows(const c10::Device& device) { return !device.is_cpu(); }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
   const Scope scope(place);

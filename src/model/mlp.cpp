@@ -35,6 +35,7 @@ at::Tensor Moe::operator()(const at::Tensor& x) const {
   for (std::size_t e = 0; e < experts.size(); ++e) {
     const at::Tensor routed = at::nonzero(chosen_on_host.eq(static_cast<int64_t>(e)));  // (routed, 2): token, rank
     if (routed.size(0) == 0) continue;
+    const Scope expert_scope(experts[e].place);  // so that all that depends on the routing has an expert's name
     const at::Tensor on_device = routed.to(input.device());
     const at::Tensor token = on_device.select(1, 0), rank = on_device.select(1, 1);
     const at::Tensor part = experts[e](input.index_select(0, token));

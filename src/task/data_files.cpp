@@ -1,6 +1,5 @@
 #include "task/data_files.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/library_folder.h"
 
 namespace faultline {
 namespace fs = std::filesystem;
@@ -27,14 +27,6 @@ std::vector<std::string> data_folders() {
 }
 
 }  // namespace
-
-fs::path library_folder() {
-  Dl_info info = {};
-  if (::dladdr(reinterpret_cast<const void*>(&library_folder), &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code error;
-  const fs::path path = fs::canonical(info.dli_fname, error);
-  return error ? fs::path() : path.parent_path();
-}
 
 fs::path data_file(const std::string& name) {
   const std::vector<std::string> folders = data_folders();

@@ -7,8 +7,6 @@
 
 namespace faultline {
 
-std::filesystem::path library_folder();  // of libfaultline.so
-
 // "gsm8k/train.jsonl" → its path. UsageError naming the folders where it is not.
 std::filesystem::path data_file(const std::string& name);
 

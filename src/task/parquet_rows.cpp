@@ -10,7 +10,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "task/data_files.h"
+#include "base/library_folder.h"
 #include "task/parquet/interface.h"
 
 namespace faultline {

@@ -1,0 +1,39 @@
+#include "lab/countable.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/error.h"
+#include "model/product.h"
+#include "tap/operator_tap.h"
+#include "tap/operators.h"
+
+namespace faultline {
+
+void refuse_operators_chosen_by_rows(const Plan& plan, const c10::Device& device) {
+  if (!product_depends_on_rows(device)) return;
+  constexpr std::array<const char*, 3> kProducts = {"faultline::few_rows_linear", "aten::mm", "aten::addmm"};
+  PhaseSet with_gradients;  // there torch's product is used for any number of rows
+  for (const Phase phase : {Phase::kActorForward, Phase::kActorBackward, Phase::kRecompute})
+    with_gradients.set(static_cast<std::size_t>(phase));
+  for (const auto& rule : plan.rules()) {
+    const std::string& pattern = rule->rule.where->operator_pattern;
+    if (pattern.empty() || (rule->phases & ~with_gradients).none()) continue;
+    std::set<std::string> meant;
+    for (const std::string& name : operators_of(*rule)) meant.insert(std::string(base_name(name)));
+    const auto count =
+        std::count_if(kProducts.begin(), kProducts.end(), [&](auto name) { return meant.contains(name); });
+    if (count == 0 || count == std::ssize(kProducts)) continue;
+    throw UsageError(fmt::format(
+        "rule '{}': operator '{}' means only some of the operators that compute a product on {} ({}); which of "
+        "them runs depends on the number of rows, so its calls could not be counted on; name the family: "
+        "operator: matmul",
+        rule->rule.name, pattern, device.str(), fmt::join(kProducts, ", ")));
+  }
+}
+
+}  // namespace faultline
