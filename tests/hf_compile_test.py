@@ -75,15 +75,102 @@ def test_hooks_that_come_after_compilation_are_missed_aloud(model, compiled):
         logits(compiled, tokens())  # fused into code of Inductor's own
 
 
-def test_code_compiled_under_a_plan_is_compiled_around_its_module_rules(model):
+def test_code_compiled_under_a_plan_has_its_module_rules_in_its_graph(model):
     norms = recipe(rule("norms", where={"module": "rmsnorm"}))
     with faultline.plan(norms, model=model):
         eager = logits(model, tokens())
+    made = graphs()
     fresh = torch.compile(model, backend="aot_eager")
     with faultline.plan(norms, model=fresh) as plan:
         traced = logits(fresh, tokens())
+    assert graphs() == made + 1
     assert calls(plan.report) == 2 * LAYERS + 1 and plan.report["forwards"] == {"rollout": 1}
     assert (eager - traced).abs().max() < 1e-5
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = torch.nn.RMSNorm(16), torch.nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        return (x + torch.nn.functional.silu(self.linear(self.norm(x))),)  # a tuple, as decoder layers return
+
+
+class Stack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            (x,) = layer(x)
+        return x
+
+
+ZONE = {"kind": "deadzone", "threshold": 0.3}
+BOUNDARIES = recipe(
+    rule("norms", where={"module": "norm", "surface": "input"}, what={"kind": "gain", "strength": 0.5}),
+    rule("outputs", where={"module": "layer_output"}, what=ZONE, gradient="masked"),
+    rule("gradients", where={"module": "linear", "surface": "gradient"}, what={"kind": "gain", "strength": 1.0}))
+
+
+@pytest.fixture(scope="module")
+def stacks():
+    """A model, itself compiled by the default backend in one graph while BOUNDARIES was armed, and what ran then."""
+    torch.manual_seed(0)
+    stack, x = Stack(), torch.randn(4, 16)
+    compiled = torch.compile(stack, fullgraph=True)
+    with faultline.plan(BOUNDARIES, model=stack):
+        eager = step(stack, x)
+    made = graphs()
+    with faultline.plan(BOUNDARIES, model=compiled) as plan:
+        traced = step(compiled, x)
+    return stack, compiled, x, eager, traced, plan.report, graphs() - made
+
+
+def step(model, x):
+    """-> result and gradients, of the input too"""
+    leaf = x.clone().requires_grad_()
+    model.zero_grad(set_to_none=True)
+    result = model(leaf)
+    result.square().sum().backward()
+    return [result.detach(), leaf.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def close(first, second):
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(first, second, strict=True))
+
+
+def test_boundaries_in_a_compiled_graph_act_forward_and_backward(stacks):
+    stack, _, x, eager, traced, report, made = stacks
+    assert made == 1
+    assert close(eager, traced) and not close(eager, step(stack, x))
+    assert calls(report, rule="norms", phase="actor_forward") == calls(report, rule="outputs", phase="actor_forward") == LAYERS
+    assert calls(report, rule="gradients", phase="actor_backward") == LAYERS and calls(report) == 3 * LAYERS
+    assert calls_by_layer(report, rule="outputs") == {layer: 1 for layer in range(LAYERS)}
+    assert report["forwards"] == {"actor_forward": 1} and (traced[0] == 0).any()
+
+
+def test_a_graph_with_boundaries_serves_other_plans_and_none(stacks):
+    stack, compiled, x, eager, traced, _, _ = stacks
+    made = graphs()
+    assert close(step(compiled, x), step(stack, x))  # no plan: its boundaries pass everything
+    with faultline.plan(BOUNDARIES, model=compiled):
+        assert all(same_bits(a, b) for a, b in zip(step(compiled, x), traced, strict=True))
+    narrower = recipe(rule("outputs", where={"module": "layer_output", "layer": 1}, what=ZONE, gradient="masked"))
+    with faultline.plan(narrower, model=compiled) as plan:
+        step(compiled, x)
+    assert calls_by_layer(plan.report) == {1: 1} and plan.report["rules"][0]["unreached"] == {"not one of the rule's layers": 1}
+    assert graphs() == made
+
+
+def test_a_rule_that_a_graph_was_not_compiled_for_is_refused(stacks):
+    _, compiled, x, *_ = stacks
+    masked = recipe(rule("zone", where={"module": "norm", "surface": "input"}, what=ZONE, gradient="masked"))
+    with pytest.raises(ValueError, match="rule 'zone' acts in backward, and this code was compiled under a plan without such a rule"), faultline.plan(masked, model=compiled):
+        step(compiled, x)
+    assert not torch.ops.faultline.plan_is_armed()
 
 
 def test_a_plan_that_sees_no_forward_says_to_give_the_compiled_model(model, compiled):
@@ -96,7 +183,7 @@ def test_a_plan_that_sees_no_forward_says_to_give_the_compiled_model(model, comp
 def test_a_compiled_training_step_is_told_from_a_rollout(in_place):
     """Compiled code runs its forward with gradients off; only the call as a whole tells."""
     torch.manual_seed(0)
-    perceptron = Perceptron()
+    perceptron = Perceptron().eval()  # in training mode both would be the actor's
     if in_place:
         perceptron.compile()
         target = perceptron

@@ -93,7 +93,7 @@ def test_a_dry_run_predicts_what_then_happens(deep):
         prediction = plan.dry_run(lambda: logits(deep, tokens()))
         for _ in range(3):
             logits(deep, tokens())
-    assert prediction["rules"] == [{"rule": "fault", "sites": LINEARS - 1, "calls_per_forward": {"rollout": LINEARS - 1}}]
+    assert prediction["rules"] == [{"rule": "fault", "sites": LINEARS - 1, "calls_per_forward": {"whole": {"rollout": LINEARS - 1}}}]
     assert calls(plan.report) == 3 * (LINEARS - 1)
     assert plan.report["coverage"]["rollout"]["reached"] == LINEARS - 1
 

@@ -178,6 +178,32 @@ def test_a_dead_zone_zeroes_the_same_positions_in_rollout_and_training(small):
     assert disagreement < 0.01
 
 
+@pytest.mark.parametrize("where", [{"module": "layer_output", "layer": 1}, {"operator": "matmul", "layer": 1}])
+def test_a_broken_unit_is_the_same_in_rollout_and_training(small, where):
+    """Broken channels of a unit: whoever computes there, one token at a time or all at once, loses the same ones."""
+    lost = {"rollout": [], "training": []}
+    broken = recipe(rule("unit", where=where, what={"kind": "zero"}, extent={"fraction": 0.3, "structure": "channel"}))
+    with faultline.plan(broken, model=small) as plan:
+        layer = small.model.layers[1] if "module" in where else small.model.layers[1].mlp.gate_proj
+        path = "rollout"
+
+        def record(_module, _inputs, output):
+            output = output if isinstance(output, torch.Tensor) else output[0]
+            lost[path].append((output == 0).reshape(-1, output.shape[-1]))
+
+        handle = layer.register_forward_hook(record)
+        try:
+            ids = generate(small, tokens(1, 6), 5)
+            path = "training"
+            training_step(small, ids)
+        finally:
+            handle.remove()
+    channels = [mask.all(0) for masks in lost.values() for mask in masks]
+    assert len(channels) == 6 and 0 < channels[0].float().mean() < 0.7
+    assert all(torch.equal(channel, channels[0]) for channel in channels)
+    assert {"rollout", "actor_forward"} <= {row["phase"] for row in plan.report["rows"]}
+
+
 def test_a_dead_zone_is_a_function_of_the_input_bits_alone(small):
     place = torch.ops.faultline.place("model.layers.1")
     hidden = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(4))

@@ -27,12 +27,12 @@ class FakeQuantised(torch.nn.Module):
         return torch.nn.functional.linear(faultline.quantize(x, "mxfp4") if self.of_input else x, weight, self.bias)
 
 
-def reference(model, weight, inputs):
+def reference(model, weight, inputs, quantised=FakeQuantised):
     result = copy.deepcopy(model)
     for path, module in list(result.named_modules()):
         if isinstance(module, torch.nn.Linear) and path != "lm_head":
             parent, _, name = path.rpartition(".")
-            setattr(result.get_submodule(parent), name, FakeQuantised(module, weight, inputs))
+            setattr(result.get_submodule(parent), name, quantised(module, weight, inputs))
     return result
 
 
@@ -146,10 +146,70 @@ def test_experts_are_quantised_and_their_router_is_not():
     assert calls_by_layer(plan.report) == {0: 4 + 2, 1: 4 + 2}  # attention, and two tensors of all experts
 
 
-def test_weights_that_autocast_copies_are_missed_aloud():
+# --- autocast ---------------------------------------------------------------------------------------------------------
+class CastAndQuantised(FakeQuantised):
+    """The same under autocast: what is quantised is what the product reads."""
+
+    def forward(self, x):
+        weight, x = self.weight.to(torch.bfloat16), x.to(torch.bfloat16)
+        weight = faultline.quantize(weight, "mxfp4") if self.of_weight else weight
+        return torch.nn.functional.linear(faultline.quantize(x, "mxfp4") if self.of_input else x, weight, self.bias)
+
+
+def autocast():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("checkpoint", [None, {"use_reentrant": False}, {"use_reentrant": True}])
+@pytest.mark.parametrize("rules, weight, inputs", [([W4], True, False), ([A4], False, True), ([W4, A4], True, True)])
+def test_a_weight_that_autocast_casts_is_that_weight(rules, weight, inputs, checkpoint):
+    """Forward and backward read the faulted cast copy, gradients reach the master in its own dtype, the master stays."""
+    model = llama(2).train()
+    expected_model = reference(model, weight, inputs, CastAndQuantised)
+    if checkpoint:
+        for each in (model, expected_model):
+            each.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint)
+    digests = {name: faultline.digest(parameter) for name, parameter in model.named_parameters()}
+    with autocast():
+        clean, expected = training_step(model, tokens()), training_step(expected_model, tokens())
+        torch.clear_autocast_cache()
+    with faultline.plan(recipe(*rules), model=model) as plan, autocast():
+        got = training_step(model, tokens())
+    assert [name for name in expected if not same_bits(got[name], expected[name])] == []
+    assert {gradient.dtype for gradient in got.values()} == {torch.float32}
+    assert not same_bits(clean["model.layers.0.mlp.down_proj.weight"], got["model.layers.0.mlp.down_proj.weight"])
+    assert {name: faultline.digest(parameter) for name, parameter in model.named_parameters()} == digests
+    assert {row["dtype"] for row in plan.report["rows"]} == {"bf16"}
+    if weight:  # faulted once, though autocast casts it again for every recomputation
+        assert calls_by_layer(plan.report, rule="w4") == {0: 7, 1: 7}
+    if inputs:  # one of a product's two factors: the other is a weight
+        assert calls_by_layer(plan.report, rule="a4", phase="actor_forward") == {0: 7, 1: 7}
+
+
+def test_copies_that_autocast_made_before_the_plan_are_not_used_under_it():
     model = llama(1)
-    with pytest.raises(faultline.EvidenceError, match="rule 'w4' never fired"), faultline.plan(recipe(W4), model=model), torch.autocast("cpu", torch.bfloat16):
-        training_step(model, tokens())
+    with faultline.plan(recipe(W4), model=model), autocast():
+        expected = training_step(model, tokens())
+    with autocast():
+        training_step(model, tokens())  # fills autocast's cache
+        with faultline.plan(recipe(W4), model=model) as plan:
+            got = training_step(model, tokens())
+    assert [name for name in expected if not same_bits(got[name], expected[name])] == []
+    assert calls_by_layer(plan.report) == {0: 7}
+
+
+def test_an_optimizer_step_under_autocast_makes_the_copies_anew():
+    model = llama(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with faultline.plan(recipe(W4), model=model) as plan:
+        with autocast():
+            training_step(model, tokens())
+        optimizer.step()
+        with autocast():
+            after = logits(model, tokens())
+    with autocast():
+        assert same_bits(after, logits(reference(model, True, False, CastAndQuantised), tokens()))
+    assert calls_by_layer(plan.report) == {0: 14}
 
 
 class Adapted(torch.nn.Module):

@@ -41,7 +41,7 @@ def recipe(what=None, **rule):
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return Model().to("cuda", torch.bfloat16)
+    return Model().eval().to("cuda", torch.bfloat16)  # in training mode its forwards would be the actor's
 
 
 @pytest.fixture

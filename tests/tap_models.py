@@ -38,11 +38,26 @@ def llama(layers=2, **others):
     return _build(LlamaForCausalLM, LlamaConfig(**_sizes(layers, tie_word_embeddings=False, **others)))
 
 
-def qwen3_moe(layers=2, **others):
+def qwen3_moe(layers=2, *, experts=None, **others):
+    """experts: how they are computed; "eager" runs them one by one, None (torch's choice) all at once."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     sizes = _sizes(layers, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, decoder_sparse_step=1)
-    return _build(Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**sizes, **others}))
+    model = _build(Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**sizes, **others}))
+    if experts is not None:
+        model.set_experts_implementation(experts)
+    return model
+
+
+def qwen2_moe(layers=2, *, experts=None, **others):
+    """As qwen3_moe, with an expert that every token passes."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    sizes = _sizes(layers, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24, decoder_sparse_step=1)
+    model = _build(Qwen2MoeForCausalLM, Qwen2MoeConfig(**{**sizes, **others}))
+    if experts is not None:
+        model.set_experts_implementation(experts)
+    return model
 
 
 def tokens(rows=2, length=8, seed=1):

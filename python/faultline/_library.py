@@ -55,4 +55,6 @@ _load()
 # The same library again, for functions that run twice a module: a call through PyDLL costs a tenth of an operator's.
 C = ctypes.PyDLL(str(library_path()))
 C.faultline_push_scope.argtypes = [ctypes.c_uint32]
-C.faultline_begin_forward.argtypes = [ctypes.c_uint32]
+C.faultline_begin_forward.argtypes = [ctypes.c_uint32, ctypes.c_int32, ctypes.c_int32]
+C.faultline_kind_number.argtypes = C.faultline_phase_number.argtypes = [ctypes.c_char_p]
+C.faultline_kind_number.restype = C.faultline_phase_number.restype = ctypes.c_int32

@@ -3,6 +3,8 @@ boundaries where a rule wants a module's input or output. Modules keep their cod
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 
 import torch
@@ -11,6 +13,9 @@ from faultline._library import C
 
 _OPS = torch.ops.faultline
 _ROOT = 0  # the place of the model itself
+_KINDS = {name: C.faultline_kind_number(name.encode()) for name in ("whole", "prefill", "decode")}
+_PHASES = {name: C.faultline_phase_number(name.encode()) for name in ("rollout", "actor_forward")}
+_UNKNOWN = -1  # a phase that the gradient mode tells
 
 
 def _first_tensor(values):
@@ -20,41 +25,92 @@ def _first_tensor(values):
     return None
 
 
-def _fault_input(arguments, keywords, place):
+def _boundary(place, surface):
+    """The function that passes a module's tensor to the plan. In code that torch.compile traces it is one node of the graph;
+    what its backward needs is fixed then, which rules act is not."""
+    masked, gradient = _OPS.boundary_in_backward(place, surface)
+
+    def boundary(x):
+        if torch.compiler.is_compiling():
+            return _OPS.traced_boundary(x, place, surface, masked, gradient)[0]
+        return _OPS.boundary(x, place, surface)
+
+    return boundary
+
+
+def _fault_input(arguments, keywords, boundary):
     index = _first_tensor(arguments)
     if index is not None:
-        faulted = _OPS.boundary(arguments[index], place, "input")
-        return (*arguments[:index], faulted, *arguments[index + 1 :]), keywords
+        return (*arguments[:index], boundary(arguments[index]), *arguments[index + 1 :]), keywords
     for key, value in keywords.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return arguments, {**keywords, key: _OPS.boundary(value, place, "input")}
+            return arguments, {**keywords, key: boundary(value)}
     raise ValueError("a rule wants the input of a module that is called without a floating-point tensor")
 
 
-def _fault_output(output, place):
+def _fault_output(output, boundary):
     if isinstance(output, torch.Tensor):
-        return _OPS.boundary(output, place, "output")
+        return boundary(output)
     if isinstance(output, tuple):
         index = _first_tensor(output)
         if index is not None:
-            faulted = _OPS.boundary(output[index], place, "output")
-            values = (*output[:index], faulted, *output[index + 1 :])
+            values = (*output[:index], boundary(output[index]), *output[index + 1 :])
             return type(output)(*values) if hasattr(output, "_fields") else values
     if isinstance(output, dict):  # Hugging Face's ModelOutput
         for key, value in output.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
-                output[key] = _OPS.boundary(value, place, "output")
+                output[key] = boundary(value)
                 return output
     raise ValueError(f"a rule wants the output of a module that returns {type(output).__name__}: no floating-point tensor in it")
+
+
+def _input_hook(boundary):
+    return lambda _module, arguments, keywords: _fault_input(arguments, keywords, boundary)
+
+
+def _output_hook(boundary):
+    return lambda _module, _arguments, output: _fault_output(output, boundary)
+
+
+def _kind_of_forward(arguments, keywords) -> str:
+    """A forward that fills a cache (prefill), one that adds a token to it (decode), or one without a cache of the caller's:
+    they do not run the same operators, so their calls are counted and predicted apart."""
+    cache = keywords.get("past_key_values")
+    if cache is None:
+        return "whole"
+    new = next((value for value in (*arguments, keywords.get("input_ids"), keywords.get("inputs_embeds")) if isinstance(value, torch.Tensor) and value.dim() >= 2), None)
+    if new is None or new.shape[1] != 1:
+        return "prefill"
+    length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else len(cache)
+    return "prefill" if isinstance(length, int) and length == 0 else "decode"
 
 
 # Names that wrappers put between a module and its child: a place is called the same in eager and in wrapped models.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
+_PARALLEL = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+
+def _innermost(model: torch.nn.Module):
+    """-> the model inside torch.compile's and DDP's wrappers, and whether there is one of the latter"""
+    is_parallel = False
+    while True:
+        if isinstance(model, _PARALLEL):
+            model, is_parallel = model.module, True
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model, is_parallel
+
+
 def _named_modules(model: torch.nn.Module, *, remove_duplicate=True):
+    is_parallel = _innermost(model)[1]
     for path, module in model.named_modules(remove_duplicate=remove_duplicate):
-        yield ".".join(name for name in path.split(".") if name not in _WRAPPERS), module
+        names = [name for name in path.split(".") if name not in _WRAPPERS]
+        if is_parallel and names[:1] == ["module"]:
+            names = names[1:]
+        yield ".".join(names), module
 
 
 class _Running(threading.local):
@@ -64,6 +120,7 @@ class _Running(threading.local):
     def __init__(self):
         self.places: list[int] = []
         self.phases: list[str] = []
+        self.generations = 0  # calls of generate() that are open
 
     def enter(self, place, push=C.faultline_push_scope):
         push(place)
@@ -84,6 +141,7 @@ class _Running(threading.local):
         if self.phases:
             _OPS.set_phase(self.phases[0])
             self.phases.clear()
+        self.generations = 0
 
 
 _running = _Running()
@@ -102,6 +160,7 @@ class Attachment:
         self._handles: list = []
         self._phase = phase
         self._compiled_call = None
+        self._generate = None
         self.model = model
         self.paths = list(dict.fromkeys(path for path, _ in _named_modules(model)))
         self.layer_count = 1 + max((_OPS.layer(path) for path in self.paths), default=-1)
@@ -111,9 +170,13 @@ class Attachment:
         self._register_parameters()
         _attached.append(self)
         for path, module in _named_modules(model):
-            self._hook(module, path)
+            if path == "":
+                self._hook_root(module)
+            else:
+                self._hook(module, path)
         if model._compiled_call_impl is not None:
             self._watch_compiled_call()
+        self._watch_generation()
 
     def _register_parameters(self):
         for path, module in _named_modules(self.model, remove_duplicate=False):
@@ -122,33 +185,67 @@ class Attachment:
 
     def _hook(self, module, path):
         place = _OPS.place(path)
-        is_root = path == ""
 
         def before(_module, _arguments):
-            if torch.compiler.is_compiling():
-                return
-            if is_root:
-                self._begin_forward()
-            else:
+            if not torch.compiler.is_compiling():
                 _running.enter(place)
 
         def after(_module, _arguments, _output):
-            if torch.compiler.is_compiling():
-                return
-            if is_root:
-                self._end_forward()
-            else:
+            if not torch.compiler.is_compiling():
                 _running.leave(place)
 
         self._handles.append(module.register_forward_pre_hook(before, prepend=True))
         self._handles.append(module.register_forward_hook(after, always_call=True))
+        self._watch_routing(module, path)
 
-    def _begin_forward(self):
-        is_outermost = _ROOT not in _running.places
+    def _watch_routing(self, module, path):
+        """Tells which experts run. One module for all of them is called with the router's choice; where each expert is a
+        module, its call is the choice."""
+        if any(other.model is self.model for other in _attached if other is not self):
+            return  # told already
+        if path.split(".")[-1] == "experts":
+            place = _OPS.place(path)
+
+            def choice(_module, arguments, keywords):
+                if torch.compiler.is_compiling() or not _OPS.routing_is_wanted():
+                    return
+                for value in (*arguments, *keywords.values()):
+                    if isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim() >= 1:
+                        _OPS.tell_routing(place, value, getattr(module, "num_experts", 1 << 20))
+                        return
+
+            self._handles.append(module.register_forward_pre_hook(choice, with_kwargs=True))
+        elif found := re.fullmatch(r"((?:.*\.)?experts)\.(\d+)", path):
+            place, number = _OPS.place(found[1]), torch.tensor([int(found[2])])
+
+            def call(_module, _arguments):
+                if not torch.compiler.is_compiling():
+                    _OPS.tell_routing(place, number, 1 << 20)
+
+            self._handles.append(module.register_forward_pre_hook(call))
+
+    def _hook_root(self, module):
+        def before(_module, arguments, keywords):
+            if not torch.compiler.is_compiling():
+                self._begin_forward(arguments, keywords)
+
+        def after(_module, _arguments, _output):
+            if not torch.compiler.is_compiling():
+                self._end_forward()
+
+        self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after, always_call=True))
+
+    def _begin_forward(self, arguments, keywords):
         if self._phase is not None:
             _running.phases.append(_OPS.get_phase())
             _OPS.set_phase(self._phase)
-        _running.enter(_ROOT, C.faultline_begin_forward if is_outermost else C.faultline_push_scope)
+        if _ROOT in _running.places:  # inside a wrapper's forward, which is the one that counts
+            _running.enter(_ROOT)
+            return
+        kind = _kind_of_forward(arguments, keywords)
+        phase = _PHASES["rollout"] if _running.generations else _PHASES["actor_forward"] if self.model.training else _UNKNOWN
+        _running.enter(_ROOT, lambda place: C.faultline_begin_forward(place, _KINDS[kind], phase))
 
     def _end_forward(self):
         _running.leave(_ROOT)
@@ -159,7 +256,7 @@ class Attachment:
         self._compiled_call = compiled_call = self.model._compiled_call_impl
 
         def call(*arguments, **keywords):
-            self._begin_forward()
+            self._begin_forward(arguments, keywords)
             try:
                 return compiled_call(*arguments, **keywords)
             finally:
@@ -167,19 +264,34 @@ class Attachment:
 
         self.model._compiled_call_impl = call
 
+    def _watch_generation(self):
+        """What the model runs inside generate() is a rollout, whatever mode it is in."""
+        model = _innermost(self.model)[0]
+        generate = getattr(model, "generate", None)
+        if generate is None or "generate" in vars(model):
+            return
+
+        @functools.wraps(generate)
+        def watched(*arguments, **keywords):
+            _running.generations += 1
+            try:
+                return generate(*arguments, **keywords)
+            finally:
+                _running.generations = max(0, _running.generations - 1)
+
+        model.generate = self._generate = watched
+
     def add_boundaries(self):
         """Hooks for the loaded plan's module rules; a rule that matches no module is an error with the nearest names.
-        Code that is compiled while they are there is compiled around them, in more and smaller graphs."""
+        Code that is compiled while they are there has them in its graphs; code compiled before runs without them."""
         _OPS.check_modules(self.paths)
         places = [(place, module) for path, module in _named_modules(self.model) if (place := _OPS.place(path)) != _ROOT]
         for place, module in places:
             if _OPS.boundary_is_wanted(place, "input"):
-                enter = torch.compiler.disable(lambda _m, arguments, keywords, place=place: _fault_input(arguments, keywords, place))
-                self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+                self._handles.append(module.register_forward_pre_hook(_input_hook(_boundary(place, "input")), with_kwargs=True))
             if _OPS.boundary_is_wanted(place, "output"):
                 # First of the module's hooks: its scope is still open, and every other hook sees the faulty output.
-                leave = torch.compiler.disable(lambda _m, _a, output, place=place: _fault_output(output, place))
-                self._handles.append(module.register_forward_hook(leave, prepend=True))
+                self._handles.append(module.register_forward_hook(_output_hook(_boundary(place, "output")), prepend=True))
 
     def detach(self):
         while self._handles:
@@ -187,6 +299,10 @@ class Attachment:
         if self._compiled_call is not None:
             self.model._compiled_call_impl = self._compiled_call
             self._compiled_call = None
+        model = _innermost(self.model)[0]
+        if self._generate is not None and vars(model).get("generate") is self._generate:
+            del model.generate
+        self._generate = None
         _running.leave_all()  # a forward may have been left by what torch shows to no hook: KeyboardInterrupt
         if self in _attached:
             _attached.remove(self)

@@ -32,7 +32,7 @@ Census combined(int64_t a, const Census& first, int64_t b, const Census& second)
     for (const CensusEntry& entry : *census) {
       CensusEntry& sum = sums[{entry.name, entry.place, entry.phase}];
       if (sum.name.empty()) sum = {entry.name, entry.place, entry.phase, 0, 0, 0, entry.shapes};
-      sum.calls += factor * entry.calls;
+      sum.calls += factor * entry.calls, sum.writes += factor * entry.writes, sum.routed += factor * entry.routed;
       sum.flops += static_cast<double>(factor) * entry.flops, sum.bytes += static_cast<double>(factor) * entry.bytes;
     }
   }

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "lab/countable.h"
+#include "site/forward.h"
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"
 
@@ -33,8 +34,6 @@ Census census_of(const std::function<void()>& run) {
   }
   return end_census();
 }
-
-constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode", "body", "head"};
 
 }  // namespace
 
@@ -133,7 +132,7 @@ nlohmann::ordered_json Injection::prediction() const {
       for (const int64_t n : prediction.calls) calls += n;
       rules.push_back({{"rule", prediction.rule->rule.name}, {"sites", prediction.sites}, {"calls", calls}});
     }
-    json[kKindNames[static_cast<std::size_t>(kind)]] = rules;
+    json[std::string(forward_kind_name(kind))] = rules;
   }
   return json;
 }

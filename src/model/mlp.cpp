@@ -8,6 +8,7 @@
 
 #include "model/ops.h"
 #include "site/boundary.h"
+#include "site/routing.h"
 
 namespace faultline {
 
@@ -31,6 +32,7 @@ at::Tensor Moe::operator()(const at::Tensor& x) const {
   if (normalise_weights) weights = weights / weights.sum(-1, /*keepdim=*/true);
   weights = weights.to(input.scalar_type());
   const at::Tensor chosen_on_host = chosen.to(at::kCPU);
+  tell_routing(place_id(place_of(place).path + ".experts"), chosen_on_host, static_cast<int64_t>(experts.size()));
   at::Tensor sum = at::zeros_like(input);
   for (std::size_t e = 0; e < experts.size(); ++e) {
     const at::Tensor routed = at::nonzero(chosen_on_host.eq(static_cast<int64_t>(e)));  // (routed, 2): token, rank

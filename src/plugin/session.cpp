@@ -8,8 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "recipe/recipe.h"
+#include "site/forward.h"
+#include "site/routing.h"
 #include "site/translated.h"
 #include "tap/boundary.h"
+#include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
 #include "tap/report.h"
@@ -21,7 +24,7 @@ namespace {
 struct Session {
   std::mutex mutex;
   std::shared_ptr<Plan> plan;
-  Censuses census;  // of a whole forward; empty: none was taken
+  Censuses census;  // by kind of forward; empty: none was taken
 };
 Session& session() {
   static auto* the_session = new Session;
@@ -51,6 +54,7 @@ void op_plan_load(const std::string& recipe, at::ArrayRef<std::string> overrides
     if (active_plan() != nullptr)
       throw UsageError("a plan is armed in this process; disarm it before another recipe is loaded");
     session().plan = std::move(plan);
+    session().census.clear();  // another model's, perhaps
   });
 }
 
@@ -66,11 +70,16 @@ bool op_plan_was_lost() { return lost_plan_by_fork(); }
 void op_begin_step(int64_t step) {
   translated([&] { plan_or_throw()->begin_step(step); });
 }
-void op_count_forwards(const std::string& phase, int64_t count) {
+// More forwards, as replays of a captured graph are.
+void op_count_forwards(const std::string& phase, int64_t count, const std::string& kind) {
   translated([&] {
     const auto found = phase_by_name(phase);
+    const auto found_kind = forward_kind_by_name(kind);
     if (!found) throw UsageError("unknown phase '" + phase + "'");
-    plan_or_throw()->count_forwards(*found, ForwardKind::kWhole, count);
+    if (!found_kind) throw UsageError("unknown kind of forward '" + kind + "'; kinds are whole, prefill and decode");
+    plan_or_throw()->count_forwards(*found, *found_kind, count);
+    if (*found == Phase::kActorForward && at::GradMode::is_enabled())
+      plan_or_throw()->count_forwards(Phase::kActorBackward, *found_kind, count);
   });
 }
 void op_set_phase(const std::string& phase) {
@@ -103,11 +112,27 @@ Surface surface_of(const std::string& name) {
   throw UsageError("a boundary's surface is input or output; got '" + name + "'");
 }
 at::Tensor op_boundary(const at::Tensor& x, int64_t place, const std::string& surface) {
-  return translated([&] { return boundary(x, static_cast<PlaceId>(place), surface_of(surface)); });
+  return translated([&] {
+    count_boundary(static_cast<PlaceId>(place), surface_of(surface));
+    return boundary(x, static_cast<PlaceId>(place), surface_of(surface));
+  });
 }
 bool op_boundary_is_wanted(int64_t place, const std::string& surface) {
   return translated(
       [&] { return boundary_is_wanted(*plan_or_throw(), static_cast<PlaceId>(place), surface_of(surface)); });
+}
+// Whether rules there mask gradients, and whether they fault them: what a compiled boundary has to prepare for.
+std::tuple<bool, bool> op_boundary_in_backward(int64_t place, const std::string& surface) {
+  return translated([&]() -> std::tuple<bool, bool> {
+    bool masked = false, gradient = false;
+    for (const auto& rule : plan_or_throw()->rules()) {
+      if (!rule_means_boundary(*rule, place_of(static_cast<PlaceId>(place)), surface_of(surface))) continue;
+      const bool on_gradient = rule->rule.where->surface == Surface::kGradient;
+      gradient |= on_gradient;
+      masked |= !on_gradient && rule->rule.gradient == GradientRule::kMasked;
+    }
+    return {masked, gradient};
+  });
 }
 // Rules that name modules must match one of the model's: otherwise their error says which names exist.
 void op_check_modules(at::ArrayRef<std::string> paths) {
@@ -117,30 +142,62 @@ void op_check_modules(at::ArrayRef<std::string> paths) {
   });
 }
 
+void op_tell_routing(int64_t experts, const at::Tensor& chosen, int64_t count) {
+  tell_routing(static_cast<PlaceId>(experts), chosen, count);
+}
+bool op_routing_is_wanted() { return routing_is_wanted(); }
+
 void op_census_begin() { begin_census(); }
 std::string op_census_end(bool keep) {
-  const Census census = end_census();
-  if (keep) session().census = {{ForwardKind::kWhole, census}};
-  return to_json(census).dump();
+  const Censuses censuses = end_census_by_kind();
+  auto json = nlohmann::ordered_json::array();
+  bool routed = false;
+  for (const auto& [kind, census] : censuses) {
+    for (auto& entry : to_json(census)) {
+      entry["kind"] = std::string(forward_kind_name(kind));
+      json.push_back(entry);
+    }
+    routed |= std::any_of(census.begin(), census.end(), [](const CensusEntry& entry) { return entry.routed > 0; });
+  }
+  if (keep) {
+    session().census = censuses;
+    if (const auto plan = session().plan) plan->set_counts_routing(routed);
+  }
+  return json.dump();
+}
+
+nlohmann::ordered_json calls_by_phase(const int64_t (&calls)[kPhases]) {
+  auto json = nlohmann::ordered_json::object();
+  for (int p = 0; p < kPhases; ++p) {
+    if (calls[p] > 0) json[std::string(phase_name(static_cast<Phase>(p)))] = calls[p];
+  }
+  return json;
 }
 
 std::string op_plan_predict() {
   return translated([] {
     const auto plan = plan_or_throw();
-    if (session().census.empty())
+    const Censuses& censuses = session().census;
+    if (censuses.empty())
       throw UsageError("a prediction needs a census: run the model once under census_begin … census_end");
-    check_reached(*plan, session().census);
-    auto json = nlohmann::ordered_json::array();
-    for (const Prediction& prediction : predict(*plan, session().census.at(ForwardKind::kWhole))) {
-      auto calls = nlohmann::ordered_json::object();
-      for (int p = 0; p < kPhases; ++p) {
-        if (prediction.calls[p] > 0) calls[std::string(phase_name(static_cast<Phase>(p)))] = prediction.calls[p];
+    check_reached(*plan, censuses);
+    auto rules = nlohmann::ordered_json::array();
+    auto covered = nlohmann::ordered_json::object();
+    for (const auto& rule : plan->rules()) {
+      int64_t sites = 0;
+      auto calls = nlohmann::ordered_json::object(), routed = nlohmann::ordered_json::object();
+      for (const auto& [kind, census] : censuses) {
+        const Prediction prediction = predict(*plan, census).at(rule->index);
+        const std::string name(forward_kind_name(kind));
+        sites = std::max(sites, prediction.sites);  // forwards of all kinds pass the same modules
+        if (auto of_kind = calls_by_phase(prediction.calls); !of_kind.empty()) calls[name] = of_kind;
+        if (auto of_kind = calls_by_phase(prediction.routed_calls); !of_kind.empty()) routed[name] = of_kind;
       }
-      json.push_back({{"rule", prediction.rule->rule.name}, {"sites", prediction.sites}, {"calls_per_forward", calls}});
+      rules.push_back({{"rule", rule->rule.name}, {"sites", sites}, {"calls_per_forward", calls}});
+      if (!routed.empty()) rules.back()["calls_per_routed_call"] = routed;
     }
-    return nlohmann::ordered_json(
-               {{"rules", json}, {"coverage", coverage(*plan, session().census.at(ForwardKind::kWhole))}})
-        .dump();
+    for (const auto& [kind, census] : censuses) covered[std::string(forward_kind_name(kind))] = coverage(*plan, census);
+    return nlohmann::ordered_json({{"rules", rules}, {"coverage", covered}}).dump();
   });
 }
 
@@ -183,7 +240,7 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("plan_predict() -> str", op_plan_predict);
   m.def("plan_report(bool counts) -> str", op_plan_report);
   m.def("begin_step(int step) -> ()", op_begin_step);
-  m.def("count_forwards(str phase, int count) -> ()", op_count_forwards);
+  m.def("count_forwards(str phase, int count, str kind=\"whole\") -> ()", op_count_forwards);
   m.def("set_phase(str phase) -> ()", op_set_phase);
   m.def("get_phase() -> str", op_get_phase);
   m.def("place(str path) -> int", op_place);
@@ -193,7 +250,10 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("weights_changed() -> ()", op_weights_changed);
   m.def("boundary(Tensor x, int place, str surface) -> Tensor", op_boundary);
   m.def("boundary_is_wanted(int place, str surface) -> bool", op_boundary_is_wanted);
+  m.def("boundary_in_backward(int place, str surface) -> (bool, bool)", op_boundary_in_backward);
   m.def("check_modules(str[] paths) -> ()", op_check_modules);
+  m.def("tell_routing(int experts, Tensor chosen, int count) -> ()", op_tell_routing);
+  m.def("routing_is_wanted() -> bool", op_routing_is_wanted);
   m.def("census_begin() -> ()", op_census_begin);
   m.def("census_end(bool keep) -> str", op_census_end);
   m.def("wrapped_operators() -> str", op_wrapped);
@@ -205,4 +265,16 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
 
 void faultline_push_scope(uint32_t place) { faultline::push_scope(place); }
 void faultline_pop_scope() { faultline::pop_scope(); }
-void faultline_begin_forward(uint32_t place) { faultline::begin_forward(place); }
+void faultline_begin_forward(uint32_t place, int32_t kind, int32_t phase) {
+  FL_ASSERT(kind >= 0 && kind < faultline::kForwardKinds && phase < faultline::kPhases);
+  faultline::begin_forward(place, static_cast<faultline::ForwardKind>(kind),
+                           phase < 0 ? std::nullopt : std::optional(static_cast<faultline::Phase>(phase)));
+}
+int32_t faultline_kind_number(const char* name) {
+  const auto kind = faultline::forward_kind_by_name(name);
+  return kind ? static_cast<int32_t>(*kind) : -1;
+}
+int32_t faultline_phase_number(const char* name) {
+  const auto phase = faultline::phase_by_name(name);
+  return phase ? static_cast<int32_t>(*phase) : -1;
+}

@@ -14,6 +14,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "site/forward.h"
+
 namespace faultline {
 namespace {
 
@@ -21,10 +23,11 @@ constexpr std::array<std::string_view, kPhases> kPhaseNames = {
     "rollout", "actor_forward", "actor_backward", "recompute", "ref", "eval", "critic", "diagnose"};
 constexpr std::size_t kLongTimeLine = 1u << 20;
 
-// From `sequence` on, autograd nodes made by this thread belong to `place`.
+// From `sequence` on, autograd nodes made by this thread belong to `place` and to a forward of this kind.
 struct Change {
   uint64_t sequence;
   PlaceId place;
+  ForwardKind kind;
 };
 struct TimeLine {
   std::mutex mutex;
@@ -54,40 +57,49 @@ TimeLine& own_time_line() {
 struct Frame {
   PlaceId place;
   const void* node;  // the autograd node that ran when the scope was pushed
-  Phase phase;       // told from the gradient mode then
+  Phase phase;       // of the forward, or told from the gradient mode then
+  ForwardKind kind;
 };
 
 Phase phase_of_gradient_mode() { return at::GradMode::is_enabled() ? Phase::kActorForward : Phase::kRollout; }
 thread_local std::vector<Frame> frames;
+thread_local ForwardKind last_kind = ForwardKind::kWhole;         // of the forward begun last
+std::atomic<ForwardKind> last_trained_kind{ForwardKind::kWhole};  // for nodes that no time line knows
 
 std::atomic<int> process_phase{-1};
 
-void note_change(PlaceId place) {
+void note_change(PlaceId place, ForwardKind kind) {
   if (!at::GradMode::is_enabled()) return;
   TimeLine& line = own_time_line();
   const std::lock_guard<std::mutex> lock(line.mutex);
   const uint64_t sequence = at::sequence_number::peek();
   if (!line.changes.empty() && line.changes.back().sequence == sequence) {
-    line.changes.back().place = place;
+    line.changes.back().place = place, line.changes.back().kind = kind;
     return;
   }
   if (line.changes.size() >= kLongTimeLine)
     line.changes.erase(line.changes.begin(), line.changes.begin() + kLongTimeLine / 2);
-  line.changes.push_back({sequence, place});
+  line.changes.push_back({sequence, place, kind});
 }
 
-PlaceId place_of_node(const torch::autograd::Node& node) {
+Change change_of_node(const torch::autograd::Node& node) {
   const uint64_t sequence = node.sequence_nr();
-  if (sequence == UINT64_MAX) return kNowhere;  // AccumulateGrad
+  const Change unknown{sequence, kNowhere, last_trained_kind.load(std::memory_order_relaxed)};
+  if (sequence == UINT64_MAX) return unknown;  // AccumulateGrad
   TimeLines& all = time_lines();
   const std::shared_lock<std::shared_mutex> lock(all.mutex);
   const auto found = all.of_thread.find(node.thread_id());
-  if (found == all.of_thread.end()) return kNowhere;
+  if (found == all.of_thread.end()) return unknown;
   TimeLine& line = *found->second;
   const std::lock_guard<std::mutex> line_lock(line.mutex);
   const auto after = std::upper_bound(line.changes.begin(), line.changes.end(), sequence,
                                       [](uint64_t value, const Change& change) { return value < change.sequence; });
-  return after == line.changes.begin() ? kNowhere : std::prev(after)->place;
+  return after == line.changes.begin() ? unknown : *std::prev(after);
+}
+
+ForwardKind kind_inside(const torch::autograd::Node* node) {
+  if (node != nullptr && (frames.empty() || frames.back().node != node)) return change_of_node(*node).kind;
+  return frames.empty() ? last_kind : frames.back().kind;
 }
 
 struct Parameters {
@@ -124,15 +136,31 @@ std::optional<Phase> get_phase() {
 }
 
 void push_scope(PlaceId place) {
-  frames.push_back({place, torch::autograd::get_current_node().get(), phase_of_gradient_mode()});
-  note_change(place);
+  const auto node = torch::autograd::get_current_node();
+  frames.push_back({place, node.get(), phase_of_gradient_mode(), kind_inside(node.get())});
+  note_change(place, frames.back().kind);
+}
+
+void push_forward(PlaceId root, ForwardKind kind, std::optional<Phase> phase) {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) {
+    last_kind = kind;
+    if (at::GradMode::is_enabled()) last_trained_kind.store(kind, std::memory_order_relaxed);
+  }
+  frames.push_back({root, node.get(), phase.value_or(phase_of_gradient_mode()), kind});
+  note_change(root, kind);
 }
 
 void pop_scope() {
   if (frames.empty()) return;  // a client's hooks may lose their balance; it must not end the process
   frames.pop_back();
-  note_change(frames.empty() ? kNowhere : frames.back().place);
+  if (frames.empty())
+    note_change(kNowhere, last_kind);
+  else
+    note_change(frames.back().place, frames.back().kind);
 }
+
+ForwardKind forward_kind() { return kind_inside(torch::autograd::get_current_node().get()); }
 
 Location locate() {
   const auto node = torch::autograd::get_current_node();
@@ -143,7 +171,7 @@ Location locate() {
   }
   // A scope pushed inside the running node is a checkpoint's recomputation; scopes from outside say nothing about it.
   if (!frames.empty() && frames.back().node == node.get()) return {frames.back().place, Phase::kRecompute};
-  return {place_of_node(*node), Phase::kActorBackward};
+  return {change_of_node(*node).place, Phase::kActorBackward};
 }
 
 void register_parameter(const at::Tensor& parameter, PlaceId place) {

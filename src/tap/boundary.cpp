@@ -14,13 +14,6 @@
 namespace faultline {
 namespace {
 
-constexpr uint32_t kBoundaryTarget = 0x3FFF;  // in row keys, beside operators' numbers
-
-// Where the fault forced a constant. Inside a dead zone zeros were forced as well, whatever they had been.
-at::Tensor forced(const Rule& rule, const at::Tensor& x, const at::Tensor& y) {
-  return rule.what.kind == FaultKind::kDeadzone || rule.what.kind == FaultKind::kZero ? y.eq(0) : y.ne(x);
-}
-
 struct PassFunction : torch::autograd::Function<PassFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const std::shared_ptr<Plan>& plan, Row* row) {
@@ -28,7 +21,7 @@ struct PassFunction : torch::autograd::Function<PassFunction> {
     at::Tensor y = x.clone();
     plan->act(*row, y);
     const bool masked = row->rule->rule.gradient == GradientRule::kMasked;
-    if (masked) context->save_for_backward({pack_bits(forced(row->rule->rule, x, y))});
+    if (masked) context->save_for_backward({pack_bits(forced_by(row->rule->rule, x, y))});
     context->saved_data["masked"] = masked;
     return y;
   }
@@ -54,28 +47,38 @@ struct GradientFunction : torch::autograd::Function<GradientFunction> {
     const auto plan = active_plan();
     if (plan && plan->armed() && gradient.defined()) {
       const auto& rule = *plan->rules().at(static_cast<std::size_t>(context->saved_data["rule"].toInt()));
-      const Location location{static_cast<PlaceId>(context->saved_data["place"].toInt()), Phase::kActorBackward};
-      Row& row = plan->row(rule, kBoundaryTarget, "boundary", location, Surface::kGradient, gradient);
-      if (row.unreached.empty()) {
-        gradient = gradient.clone();
-        plan->act(row, gradient);
-      } else {
-        row.calls.fetch_add(1, std::memory_order_relaxed);
-      }
+      gradient = faulted_gradient(*plan, rule, static_cast<PlaceId>(context->saved_data["place"].toInt()), gradient);
     }
     return {gradient, {}, {}};
   }
 };
 
-bool means(const PlanRule& rule, const Place& place, Surface surface) {
+}  // namespace
+
+// Inside a dead zone zeros were forced as well, whatever they had been.
+at::Tensor forced_by(const Rule& rule, const at::Tensor& before, const at::Tensor& after) {
+  return rule.what.kind == FaultKind::kDeadzone || rule.what.kind == FaultKind::kZero ? after.eq(0) : after.ne(before);
+}
+
+at::Tensor faulted_gradient(Plan& plan, const PlanRule& rule, PlaceId place, const at::Tensor& gradient) {
+  Row& row = plan.row(rule, kBoundaryTarget, "boundary", {place, Phase::kActorBackward}, Surface::kGradient, gradient);
+  if (!row.unreached.empty()) {
+    row.calls.fetch_add(1, std::memory_order_relaxed);
+    return gradient;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor faulted = gradient.clone();
+  plan.act(row, faulted);
+  return faulted;
+}
+
+bool rule_means_boundary(const PlanRule& rule, const Place& place, Surface surface) {
   const Selector& where = *rule.rule.where;
   if (where.module_pattern.empty() || !rule_means_module(where, place)) return false;
   if (where.module_pattern == "layer_output") return surface == Surface::kOutput;
   if (where.module_pattern == "layer_input") return surface == Surface::kInput;
   return where.surface == surface || (where.surface == Surface::kGradient && surface == Surface::kOutput);
 }
-
-}  // namespace
 
 at::Tensor pass_through(const std::shared_ptr<Plan>& plan, Row& row, const at::Tensor& x) {
   return PassFunction::apply(x, plan, &row);
@@ -87,7 +90,8 @@ bool boundary_is_wanted(const Plan& plan, PlaceId id, Surface surface) {
     const Selector& where = *rule->rule.where;
     if (!rule_means_layer(where, place)) continue;
     // A weight's own surface is reached through the operators that read it, whichever way the rule names them.
-    if (surface == Surface::kWeight ? where.surface == Surface::kWeight : means(*rule, place, surface)) return true;
+    if (surface == Surface::kWeight ? where.surface == Surface::kWeight : rule_means_boundary(*rule, place, surface))
+      return true;
   }
   return false;
 }
@@ -125,7 +129,7 @@ at::Tensor act_at_boundary(const at::Tensor& x, PlaceId id, Surface surface) {
   const Place& place = place_of(id);
   at::Tensor y = x;
   for (const auto& rule : plan->rules()) {
-    if (!means(*rule, place, surface)) continue;
+    if (!rule_means_boundary(*rule, place, surface)) continue;
     if (rule->rule.where->surface == Surface::kGradient) {
       if (y.requires_grad())
         y = GradientFunction::apply(y, static_cast<int64_t>(rule->index), static_cast<int64_t>(id));

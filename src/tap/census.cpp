@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -14,17 +15,27 @@
 #include <tuple>
 
 #include "base/text.h"
+#include "tap/boundary.h"
+#include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
+#include "tap/routed.h"
 
 namespace faultline {
 namespace {
 
 constexpr c10::DispatchKey kCensusKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
+constexpr std::string_view kInputBoundary = "boundary:input", kOutputBoundary = "boundary:output";
+
+struct Counted {
+  CensusEntry entry;
+  bool reads_slice = false;  // of a parameter that holds all experts
+};
 struct Counting {
   std::mutex mutex;
-  std::map<std::tuple<std::string, PlaceId, Phase>, CensusEntry> entries;
+  std::map<std::tuple<ForwardKind, std::string, PlaceId, Phase>, Counted> entries;
+  ForwardTally before{};  // forwards that the counting thread had begun
 };
 Counting& counting() {
   static auto* the_counting = new Counting;
@@ -69,6 +80,29 @@ std::string shapes_text(const std::vector<at::Tensor>& tensors) {
   return text;
 }
 
+bool reads_slice_of_parameter(const std::vector<at::Tensor>& given) {
+  for (const at::Tensor& tensor : given) {
+    const at::Tensor parameter = tensor.dim() >= 2 ? parameter_of_storage(tensor) : at::Tensor();
+    if (parameter.defined() && parameter.dim() == tensor.dim() + 1 &&
+        tensor.numel() * parameter.size(0) == parameter.numel())
+      return true;
+  }
+  return false;
+}
+
+// What the tap would act on: dense floating-point results that are no views of arguments.
+int64_t writes_of(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& given,
+                  std::span<const c10::IValue> arguments, std::span<const c10::IValue> returned) {
+  const Results where = results_of(schema);
+  std::vector<at::Tensor> written;
+  for (const std::size_t i : where.written) collect_tensors(arguments[i], written);
+  if (written.empty()) {
+    for (const std::size_t i : where.returned) collect_tensors(returned[i], written);
+    std::erase_if(written, [&](const at::Tensor& result) { return shares_storage(result, given); });
+  }
+  return std::count_if(written.begin(), written.end(), can_fault);
+}
+
 void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kCensusKey);
   const c10::DispatchKey backend =
@@ -80,16 +114,17 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     return;
   }
   const std::string name = full_name(op.operator_name());
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   std::vector<at::Tensor> given, results;
-  for (std::size_t i = 0; i < op.schema().arguments().size(); ++i)
-    collect_tensors(torch::jit::peek(*stack, i, op.schema().arguments().size()), given);
+  for (const c10::IValue& argument : arguments) collect_tensors(argument, given);
   const Location location = locate(base_name(name), given);
+  const ForwardKind kind = forward_kind();
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(kCensusKey);
     op.redispatchBoxed(below, stack);
   }
-  for (std::size_t i = 0; i < op.schema().returns().size(); ++i)
-    collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), results);
+  const auto returned = torch::jit::last(*stack, op.schema().returns().size());
+  for (const c10::IValue& result : returned) collect_tensors(result, results);
   double bytes = 0;
   for (const auto* tensors : {&given, &results}) {
     for (const at::Tensor& tensor : *tensors)
@@ -97,17 +132,84 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   }
   Counting& all = counting();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  CensusEntry& entry = all.entries[{name, location.place, location.phase}];
+  Counted& counted = all.entries[{kind, name, location.place, location.phase}];
+  CensusEntry& entry = counted.entry;
   if (entry.calls == 0) entry = {name, location.place, location.phase, 0, 0, 0, shapes_text(given)};
   entry.calls += 1;
   entry.flops += flops_of(base_name(name), given, results);
   entry.bytes += bytes;
+  entry.writes += writes_of(op.schema(), given, arguments, {returned.data(), returned.size()});
+  counted.reads_slice |= reads_slice_of_parameter(given);
+}
+
+// Notes how many routed calls made an entry. An expert that is a module of its own runs when it is chosen; experts that
+// share one module run one by one where an operator read one expert's slice of the weights, and all at once otherwise.
+void note_routing(Censuses& censuses, const std::set<std::string>& looped, bool merged) {
+  for (auto& [kind, census] : censuses) {
+    for (CensusEntry& entry : census) {
+      const auto place = expert_place(place_of(entry.place).path);
+      if (!place || (!place->number && !looped.contains(place->experts))) continue;
+      int64_t routed = 0;
+      for (int k = 0; k < kForwardKinds; ++k) {
+        if (!merged && k != static_cast<int>(kind)) continue;
+        const auto times = routed_in_census().of(place_id(place->experts), entry.phase, static_cast<ForwardKind>(k));
+        for (std::size_t e = 0; e < times.size(); ++e) {
+          if (!place->number || static_cast<std::size_t>(*place->number) == e) routed += times[e];
+        }
+      }
+      if (place->number || (routed > 0 && entry.writes % routed == 0)) entry.routed = routed;
+    }
+  }
+}
+
+// Forwards since the census began.
+int64_t begun(const Counting& all, std::size_t phase, std::size_t kind) {
+  return forwards_begun()[phase][kind] - all.before[phase][kind];
+}
+
+Censuses end_counting(bool merged) {
+  c10::impl::tls_set_dispatch_key_included(kCensusKey, false);
+  record_routing(false);
+  Counting& all = counting();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  Censuses censuses;
+  bool any = false;
+  for (std::size_t p = 0; p < kPhases; ++p) {
+    for (std::size_t k = 0; k < kForwardKinds; ++k) any |= begun(all, p, k) > 0;
+  }
+  std::set<std::string> looped;
+  std::map<std::tuple<std::string, PlaceId, Phase>, CensusEntry> sums;
+  for (auto& [key, counted] : all.entries) {
+    const CensusEntry& entry = counted.entry;
+    if (counted.reads_slice) {
+      if (const auto place = expert_place(place_of(entry.place).path)) looped.insert(place->experts);
+    }
+    if (merged) {
+      CensusEntry& sum = sums[{entry.name, entry.place, entry.phase}];
+      if (sum.calls == 0) sum = {entry.name, entry.place, entry.phase, 0, 0, 0, entry.shapes};
+      sum.calls += entry.calls, sum.flops += entry.flops, sum.bytes += entry.bytes, sum.writes += entry.writes;
+      continue;
+    }
+    const ForwardKind kind = std::get<0>(key);
+    const bool backward = entry.phase == Phase::kActorBackward || entry.phase == Phase::kRecompute;
+    const auto phase = static_cast<std::size_t>(backward ? Phase::kActorBackward : entry.phase);
+    const int64_t forwards = begun(all, phase, static_cast<std::size_t>(kind));
+    censuses[kind].push_back(entry);
+    censuses[kind].back().forwards = forwards > 0 || !any ? forwards : kOutsideOfForwards;
+  }
+  for (auto& [key, entry] : sums) censuses[ForwardKind::kWhole].push_back(std::move(entry));
+  note_routing(censuses, looped, merged);
+  all.entries.clear();
+  return censuses;
 }
 
 // "": the rule acts there.
 std::string why_not(const Plan& plan, const PlanRule& rule, const std::set<std::string>& operators,
                     const CensusEntry& entry) {
-  if (!operators.contains(entry.name)) return "no rule names it";
+  const auto boundary = boundary_of(entry);
+  const bool named =
+      boundary ? rule_means_boundary(rule, place_of(entry.place), *boundary) : operators.contains(entry.name);
+  if (!named) return "no rule names it";
   return plan.why_unreached(rule, {entry.place, entry.phase}, rule.rule.where->surface);
 }
 
@@ -122,28 +224,42 @@ std::vector<std::set<std::string>> operators_of_rules(const Plan& plan) {
 
 }  // namespace
 
+void count_boundary(PlaceId place, Surface surface) {
+  if (!c10::impl::tls_is_dispatch_key_included(kCensusKey)) return;
+  const std::string name(surface == Surface::kInput ? kInputBoundary : kOutputBoundary);
+  const Phase phase = locate().phase;
+  Counting& all = counting();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  CensusEntry& entry = all.entries[{forward_kind(), name, place, phase}].entry;
+  if (entry.calls == 0) entry = {name, place, phase, 0, 0, 0, ""};
+  entry.calls += 1, entry.writes += 1;
+}
+
+std::optional<Surface> boundary_of(const CensusEntry& entry) {
+  if (entry.name == kInputBoundary) return Surface::kInput;
+  if (entry.name == kOutputBoundary) return Surface::kOutput;
+  return {};
+}
+
 void begin_census() {
   Counting& all = counting();
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.entries.clear();
+    all.before = forwards_begun();
   }
+  record_routing(true);
   c10::impl::tls_set_dispatch_key_included(kCensusKey, true);
 }
 
-Census end_census() {
-  c10::impl::tls_set_dispatch_key_included(kCensusKey, false);
-  Counting& all = counting();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  Census census;
-  for (auto& [key, entry] : all.entries) census.push_back(entry);
-  all.entries.clear();
-  return census;
-}
+Census end_census() { return std::move(end_counting(/*merged=*/true)[ForwardKind::kWhole]); }
+
+Censuses end_census_by_kind() { return end_counting(/*merged=*/false); }
 
 nlohmann::ordered_json to_json(const Census& census) {
   auto json = nlohmann::ordered_json::array();
   for (const CensusEntry& entry : census) {
+    if (boundary_of(entry)) continue;
     const Place& place = place_of(entry.place);
     json.push_back({{"operator", entry.name},
                     {"family", std::string(family_of(base_name(entry.name)))},
@@ -169,15 +285,22 @@ std::vector<Prediction> predict(const Plan& plan, const Census& census) {
   const auto operators = operators_of_rules(plan);
   std::vector<Prediction> predictions;
   for (const auto& rule : plan.rules()) {
-    Prediction prediction{rule.get(), 0, {}, {}};
+    Prediction prediction{rule.get(), 0, {}, {}, {}};
     for (const CensusEntry& entry : census) {
-      const std::string reason = why_not(plan, *rule, operators[rule->index], entry);
+      std::string reason = why_not(plan, *rule, operators[rule->index], entry);
+      if (reason.empty() && entry.forwards == kOutsideOfForwards) reason = "outside of any forward";
       if (!reason.empty()) {
         prediction.unreached[reason] += entry.calls;
         continue;
       }
       prediction.sites += 1;
-      prediction.calls[static_cast<std::size_t>(entry.phase)] += entry.calls;
+      const auto phase = static_cast<std::size_t>(entry.phase);
+      const bool writes = rule->rule.where->surface == Surface::kOutput && !boundary_of(entry);
+      const int64_t calls = writes ? entry.writes : entry.calls;
+      if (entry.routed > 0)
+        prediction.routed_calls[phase] = std::max(prediction.routed_calls[phase], calls / entry.routed);
+      else
+        prediction.calls[phase] += calls / std::max<int64_t>(1, entry.forwards);
     }
     predictions.push_back(prediction);
   }
@@ -188,7 +311,9 @@ void check_reached(const Plan& plan, const Censuses& censuses) {
   std::vector<Prediction> all(plan.rules().size());
   std::set<std::string> ran;
   for (const auto& [kind, census] : censuses) {
-    for (const CensusEntry& entry : census) ran.insert(std::string(base_name(entry.name)));
+    for (const CensusEntry& entry : census) {
+      if (!boundary_of(entry)) ran.insert(std::string(base_name(entry.name)));
+    }
     for (const Prediction& prediction : predict(plan, census)) {
       Prediction& sum = all[prediction.rule->index];
       sum.sites += prediction.sites;
@@ -213,6 +338,7 @@ nlohmann::ordered_json coverage(const Plan& plan, const Census& census) {
   std::map<Phase, std::pair<Sums, Sums>> phases;  // all, reached
   std::map<std::tuple<Phase, std::string, std::string>, int64_t> missed;
   for (const CensusEntry& entry : census) {
+    if (boundary_of(entry)) continue;
     std::string reason = "no rule names it";
     for (const auto& rule : plan.rules()) {
       const std::string why = why_not(plan, *rule, operators[rule->index], entry);

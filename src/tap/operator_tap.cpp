@@ -26,7 +26,8 @@ namespace {
 struct Tap {
   std::mutex mutex;  // of arming
   std::atomic<std::shared_ptr<Plan>> plan;
-  std::atomic<int64_t> running{0};  // wrapped calls in flight, all threads
+  std::atomic<int64_t> running{0};         // wrapped calls in flight, all threads
+  std::atomic<bool> follows_casts{false};  // the plan has rules to which a parameter's cast copy is that parameter
   std::map<std::pair<std::string, c10::DispatchKey>, uint32_t> wrapped;
   std::vector<std::unique_ptr<torch::Library>> registrations;
   std::vector<std::string> bases;  // base name of each wrapped operator, by target number
@@ -39,6 +40,8 @@ Tap& tap() {
 }
 
 bool lost_by_fork = false;
+
+constexpr std::string_view kCast = "aten::_to_copy";
 
 thread_local uint64_t acting = 0;  // rules inside one of whose calls this thread is: only the outermost call acts
 
@@ -56,19 +59,26 @@ class ActingGuard {
   uint64_t before_;
 };
 
-bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& argument) {
-    return argument.defined() && argument.has_storage() && result.has_storage() &&
-           argument.storage().is_alias_of(result.storage());
-  });
-}
-
 struct TapKernel final : c10::OperatorKernel {
   TapKernel(c10::SafeKernelFunction kernel, uint32_t number, const c10::FunctionSchema& schema, bool autograd)
-      : original(std::move(kernel)), target(number), results(results_of(schema)), above_autograd(autograd) {}
+      : original(std::move(kernel)),
+        target(number),
+        results(results_of(schema)),
+        above_autograd(autograd),
+        casts(schema.name() == kCast) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const RunningGuard running;
+    if (!casts || !tap().follows_casts.load(std::memory_order_relaxed)) {
+      call(op, keys, stack);
+      return;
+    }
+    const at::Tensor from = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+    call(op, keys, stack);
+    note_cast(from, stack->back().toTensor());
+  }
+
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
     const uint64_t named = tap().rules_of[target].load(std::memory_order_acquire) & ~acting;
     const std::shared_ptr<Plan> plan = named != 0 ? tap().plan.load() : nullptr;
     if (!plan || !plan->armed()) {
@@ -145,6 +155,7 @@ struct TapKernel final : c10::OperatorKernel {
   const uint32_t target;
   const Results results;
   const bool above_autograd;  // wraps the Autograd key: replaces inputs and nothing else
+  const bool casts;           // its result may be a parameter in another dtype
 };
 
 // Keeps "Overriding a previously registered kernel" from being printed for what we do on purpose.
@@ -159,7 +170,9 @@ class SilentWarnings : public c10::WarningHandler {
 };
 
 std::vector<c10::DispatchKey> backends() {
-  std::vector<c10::DispatchKey> keys = {c10::DispatchKey::CPU, c10::DispatchKey::MkldnnCPU};
+  // Sparse kernels are wrapped, too: their dense results are faulted, and a sparse one is refused by name.
+  std::vector<c10::DispatchKey> keys = {c10::DispatchKey::CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::SparseCPU,
+                                        c10::DispatchKey::SparseCsrCPU};
   // Kernels of torch_cuda exist where it is loaded.
   const auto mm = c10::Dispatcher::singleton().findSchema({"aten::mm", ""});
   if (mm && mm->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) keys.push_back(c10::DispatchKey::CUDA);
@@ -202,6 +215,9 @@ uint32_t wrap(const Kernel& wish) {
 
 }  // namespace
 
+TapsAsleep::TapsAsleep() : before_(acting) { acting = ~uint64_t{0}; }
+TapsAsleep::~TapsAsleep() { acting = before_; }
+
 std::shared_ptr<Plan> active_plan() { return tap().plan.load(); }
 
 void arm(std::shared_ptr<Plan> plan) {
@@ -220,18 +236,29 @@ void arm(std::shared_ptr<Plan> plan) {
       new_kernels |= !the_tap.wrapped.contains({full_name(wish.op.operator_name()), wish.key});
     }
   }
+  const bool follows_casts = std::any_of(plan->rules().begin(), plan->rules().end(), [](const auto& rule) {
+    const Selector& where = *rule->rule.where;
+    return !where.operator_pattern.empty() && (where.surface == Surface::kWeight || where.surface == Surface::kInput);
+  });
+  const std::vector<Kernel> casts =
+      follows_casts ? resolve_operators(std::string(kCast), {}, backends()) : std::vector<Kernel>{};
+  for (const Kernel& cast : casts)
+    new_kernels |= !the_tap.wrapped.contains({full_name(cast.op.operator_name()), cast.key});
   if (new_kernels && the_tap.running.load() > 0)
     throw UsageError("operators are running on other threads; arm a plan that wraps new operators before they start");
   std::map<uint32_t, uint64_t> rules_of;
   {
     const SilentWarnings silent;
     for (const auto& [rule, wish] : wishes) rules_of[wrap(wish)] |= uint64_t{1} << rule;
+    for (const Kernel& cast : casts) wrap(cast);
   }
   for (std::size_t number = 0; number < the_tap.rules_of.size(); ++number) {
     const auto found = rules_of.find(static_cast<uint32_t>(number));
     the_tap.rules_of[number].store(found == rules_of.end() ? 0 : found->second, std::memory_order_release);
   }
   lost_by_fork = false;
+  if (follows_casts) forget_casts();
+  the_tap.follows_casts = follows_casts;
   plan->set_armed(true);
   the_tap.plan.store(std::move(plan));
   set_site_listener(&kPlanListener);
@@ -243,6 +270,7 @@ void disarm() {
   const std::shared_ptr<Plan> plan = the_tap.plan.load();
   if (!plan) return;
   set_site_listener(nullptr);
+  the_tap.follows_casts = false;
   plan->set_armed(false);
   for (auto& rules : the_tap.rules_of) rules.store(0, std::memory_order_release);
   the_tap.plan.store(nullptr);
@@ -278,6 +306,7 @@ void forget_plan_after_fork() {
   Tap& the_tap = tap();
   if (const auto plan = the_tap.plan.load()) {
     set_site_listener(nullptr);
+    the_tap.follows_casts = false;
     for (auto& rules : the_tap.rules_of) rules.store(0);
     the_tap.plan.store(nullptr);
     lost_by_fork = true;

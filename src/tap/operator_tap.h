@@ -27,6 +27,18 @@ std::vector<WrappedOperator> wrapped_operators();
 // The overloads a rule of the plan reaches on the backends of this process, for dry runs.
 std::vector<std::string> operators_of(const PlanRule& rule);
 
+// While it lives, no rule acts on what this thread runs: for the lab's own arithmetic.
+class TapsAsleep {
+ public:
+  TapsAsleep();
+  ~TapsAsleep();
+  TapsAsleep(const TapsAsleep&) = delete;
+  TapsAsleep& operator=(const TapsAsleep&) = delete;
+
+ private:
+  uint64_t before_;
+};
+
 // Called by at-fork handlers: a child inherits wrappers but not the evidence; its plan is dropped and says so.
 void forget_plan_after_fork();
 bool lost_plan_by_fork();

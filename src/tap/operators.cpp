@@ -247,6 +247,13 @@ std::string_view family_of(std::string_view base) {
   return "";
 }
 
+bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& argument) {
+    return argument.defined() && argument.has_storage() && result.has_storage() &&
+           argument.storage().is_alias_of(result.storage());
+  });
+}
+
 Results results_of(const c10::FunctionSchema& schema) {
   Results results;
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -296,7 +303,9 @@ std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vec
       const bool dissolved = !own && dissolves(dispatcher, *op);
       composite |= dissolved;
       // Kernels for all backends at once (CompositeExplicit) are reached at the plain keys.
-      const bool computed = key != c10::DispatchKey::MkldnnCPU && op->hasComputedKernelForDispatchKey(key);
+      const bool plain = key != c10::DispatchKey::MkldnnCPU && key != c10::DispatchKey::SparseCPU &&
+                         key != c10::DispatchKey::SparseCsrCPU;
+      const bool computed = plain && op->hasComputedKernelForDispatchKey(key);
       if (own || (computed && !dissolved)) found.push_back({*op, key});
     }
   }

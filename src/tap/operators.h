@@ -49,6 +49,8 @@ Results results_of(const c10::FunctionSchema& schema);
 // The defined tensors of a value: itself, or the elements of a list.
 void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors);
 
+bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arguments);  // a view of one
+
 // Where an operator with these arguments runs: where no scope tells, a parameter among them does.
 Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments);
 

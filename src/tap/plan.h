@@ -23,6 +23,7 @@
 #include "numeric/lower.h"
 #include "numeric/rule.h"
 #include "site/boundary.h"
+#include "tap/routed.h"
 
 namespace faultline {
 
@@ -92,9 +93,16 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // Lets the row's rule act on x, in place, below autograd. replacement: like x, for kinds that replace a computation.
   void act(Row& row, const at::Tensor& x, const at::Tensor& replacement = {});
 
-  // A forward of the whole model began (the root scope); expected counts are per forward.
+  // A forward of the whole model began (the root scope); expected counts are per forward. Of actor_backward: a forward
+  // whose backward is due.
   void count_forwards(Phase phase, ForwardKind kind, int64_t count) { forwards_[forward_index(phase, kind)] += count; }
   int64_t forwards(Phase phase, ForwardKind kind) const { return forwards_[forward_index(phase, kind)]; }
+
+  RoutedCalls& routed() { return routed_; }
+  const RoutedCalls& routed() const { return routed_; }
+  // Counts depend on routing: clients tell it though it costs a synchronisation.
+  bool counts_routing() const { return counts_routing_; }
+  void set_counts_routing(bool counts) { counts_routing_ = counts; }
 
   struct Evidence {
     const Row* row;
@@ -122,6 +130,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
     return static_cast<std::size_t>(phase) * kForwardKinds + static_cast<std::size_t>(kind);
   }
   std::array<std::atomic<int64_t>, kPhases * kForwardKinds> forwards_{};
+  RoutedCalls routed_;
+  std::atomic<bool> counts_routing_{false};
   std::shared_mutex mutex_;
   std::unordered_map<uint64_t, Row*> by_key_;
   std::vector<std::unique_ptr<Row>> rows_;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tap/counts.h"
 #include "tap/substitution.h"
 
 namespace faultline {
@@ -40,47 +41,6 @@ std::string why_never(const Plan& plan, const PlanRule& rule) {
   }
   if (reasons.empty()) return "nothing it names was called";
   return reasons_text(reasons);
-}
-
-// How often an expert runs is the router's choice, so no census of another input can say it. What the host issued is
-// held against the ledger there as everywhere.
-bool is_routed(PlaceId place) {
-  const std::string& path = place_of(place).path;
-  return path.ends_with(".experts") || path.find(".experts.") != std::string::npos;
-}
-
-Census without_experts(Census census) {
-  std::erase_if(census, [](const CensusEntry& entry) { return is_routed(entry.place); });
-  return census;
-}
-
-void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
-                  std::vector<std::string>& complaints) {
-  std::map<std::pair<const PlanRule*, Phase>, std::pair<int64_t, int64_t>> expected;  // calls, forwards
-  for (const auto& [kind, census] : censuses) {
-    for (const Prediction& prediction : predict(plan, without_experts(census))) {
-      const Selector& where = *prediction.rule->rule.where;
-      if (where.operator_pattern.empty() || where.surface != Surface::kOutput) continue;
-      for (int p = 0; p < kPhases; ++p) {
-        const auto phase = static_cast<Phase>(p);
-        const bool backward = phase == Phase::kActorBackward || phase == Phase::kRecompute;
-        const int64_t forwards = plan.forwards(backward ? Phase::kActorForward : phase, kind);
-        auto& [calls, all_forwards] = expected[{prediction.rule, phase}];
-        calls += prediction.calls[p] * forwards, all_forwards += forwards;
-      }
-    }
-  }
-  for (const auto& [key, counts] : expected) {
-    const auto& [rule, phase] = key;
-    const auto& [calls, forwards] = counts;
-    double counted = 0;
-    for (const auto& [row, n] : evidence) {
-      if (row->rule == rule && row->phase == phase && !is_routed(row->place)) counted += n.calls;
-    }
-    if (forwards > 0 && counted != static_cast<double>(calls))
-      complaints.push_back(fmt::format("rule '{}': {} calls in {} where {} forwards make {}", rule->rule.name, counted,
-                                       phase_name(phase), forwards, calls));
-  }
 }
 
 }  // namespace
@@ -161,20 +121,27 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
     rows.push_back(entry);
   }
   json["rows"] = rows;
-  auto forwards = nlohmann::ordered_json::object();
+  json["forwards"] = nlohmann::ordered_json::object();
   for (int p = 0; p < kPhases; ++p) {
+    const auto phase = static_cast<Phase>(p);
+    if (phase == Phase::kActorBackward) continue;  // forwards of actor_forward whose backward is due
     int64_t count = 0;
-    for (int k = 0; k < kForwardKinds; ++k) count += plan.forwards(static_cast<Phase>(p), static_cast<ForwardKind>(k));
-    if (count > 0) forwards[std::string(phase_name(static_cast<Phase>(p)))] = count;
+    auto kinds = nlohmann::ordered_json::object();
+    for (int k = 0; k < kForwardKinds; ++k) {
+      const auto kind = static_cast<ForwardKind>(k);
+      const int64_t n = plan.forwards(phase, kind);
+      if (n > 0) kinds[std::string(forward_kind_name(kind))] = n;
+      count += n;
+    }
+    if (count == 0) continue;
+    json["forwards"][std::string(phase_name(phase))] = count;
+    json["forwards_by_kind"][std::string(phase_name(phase))] = kinds;
   }
-  json["forwards"] = forwards;
-  constexpr std::array<const char*, kForwardKinds> kKindNames = {"whole", "prefill", "decode", "body", "head"};
   for (const auto& [kind, census] : censuses) {
-    // Clients know one kind of forward; ours tells them apart.
     if (censuses.size() == 1)
       json["coverage"] = coverage(plan, census);
     else
-      json["coverage"][kKindNames[static_cast<std::size_t>(kind)]] = coverage(plan, census);
+      json["coverage"][std::string(forward_kind_name(kind))] = coverage(plan, census);
   }
   json["complaints"] = verdict.complaints;
   return json;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <fmt/format.h>
 
@@ -27,33 +28,36 @@ bool is_written(const c10::Argument& argument) {
 InputsDone::InputsDone() : before_(inputs_done) { inputs_done = true; }
 InputsDone::~InputsDone() { inputs_done = before_; }
 
-at::Tensor WeightCache::faulted(Plan& plan, Row& row, const at::Tensor& parameter, const at::Tensor& argument) {
+at::Tensor WeightCache::faulted(Plan& plan, Row& row, const at::Tensor& parameter, const std::optional<CastCopy>& cast,
+                                const at::Tensor& argument) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const void* storage = parameter.storage().unsafeGetStorageImpl();
-  Entry& entry = entries_[row.rule->index][storage];
+  // What the operator reads, whole: transposed or sliced views of it follow from its faulted copy.
+  const at::Tensor whole =
+      cast ? at::empty({0}, argument.options()).set_(argument.storage(), cast->offset, cast->sizes, cast->strides)
+           : parameter;
+  Entry& entry = entries_[{row.rule->index, parameter.storage().unsafeGetStorageImpl(), whole.scalar_type(),
+                           cast ? cast->from : 0, cast ? cast->sizes : std::vector<int64_t>{}}];
   const bool good = entry.copy.defined() && entry.version == version_of(parameter) && entry.epoch == epoch_;
   if (!good) {
-    at::Tensor copy = at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options());
-    copy.copy_(parameter);
+    at::Tensor copy = at::empty_strided(whole.sizes(), whole.strides(), whole.options());
+    copy.copy_(whole);
     plan.act(row, copy);
     entry.master = parameter, entry.copy = copy, entry.digest = digest(parameter);
     entry.version = version_of(parameter), entry.epoch = epoch_, entry.place = row.place;
   }
   row.uses.fetch_add(1, std::memory_order_relaxed);
   return at::as_strided(entry.copy, argument.sizes(), argument.strides(),
-                        argument.storage_offset() - parameter.storage_offset());
+                        argument.storage_offset() - whole.storage_offset());
 }
 
 std::vector<std::string> WeightCache::changed_masters() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::string> names;
-  for (const auto& [rule, weights] : entries_) {
-    for (const auto& [storage, entry] : weights) {
-      if (entry.epoch != epoch_ || entry.version != version_of(entry.master)) continue;
-      if (digest(entry.master).item<int64_t>() != entry.digest.item<int64_t>())
-        names.push_back(place_of(entry.place).path);
-    }
+  for (const auto& [key, entry] : entries_) {
+    if (entry.epoch != epoch_ || entry.version != version_of(entry.master)) continue;
+    if (digest(entry.master).item<int64_t>() != entry.digest.item<int64_t>())
+      names.push_back(place_of(entry.place).path);
   }
   return names;
 }
@@ -72,19 +76,21 @@ void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& 
       if (!value.isTensor() || !value.toTensor().defined() || is_written(schema.arguments()[i])) continue;
       const at::Tensor argument = value.toTensor();
       if (!can_fault(argument)) continue;
-      const at::Tensor parameter = parameter_of_storage(argument);
+      at::Tensor parameter = parameter_of_storage(argument);
+      std::optional<CastCopy> cast;
+      if (!parameter.defined() && (cast = cast_copy_of_storage(argument))) parameter = cast->parameter;
       // A bias is a parameter too, but not a weight: formats and W4A16 mean matrices.
       if (weights && (!parameter.defined() || parameter.dim() < 2)) continue;
       if (inputs && parameter.defined()) continue;
       Location at = location;
-      const PlaceId owner = weights ? place_of_storage(argument, family_of(base) == "embedding") : kNowhere;
+      const PlaceId owner = weights ? place_of_storage(parameter, family_of(base) == "embedding") : kNowhere;
       if (owner != kNowhere) at.place = owner;
       Row& row = plan.row(*rule, target, base, at, surface, argument);
       if (!row.unreached.empty()) {
         row.calls.fetch_add(1, std::memory_order_relaxed);
         continue;
       }
-      value = weights ? plan.weights().faulted(plan, row, parameter, argument)
+      value = weights ? plan.weights().faulted(plan, row, parameter, cast, argument)
                       : pass_through(plan.shared_from_this(), row, argument);
     }
   }

@@ -6,10 +6,12 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 
+#include <map>
 #include <mutex>
-#include <unordered_map>
+#include <tuple>
 
 #include "tap/plan.h"
+#include "tap/weight_identity.h"
 
 namespace faultline {
 
@@ -17,8 +19,10 @@ namespace faultline {
 // digests of the masters are compared when the evidence is read, because p.data.copy_() moves neither.
 class WeightCache {
  public:
-  // A view of the faulted copy with the geometry of `argument`, which lies in `parameter`'s storage.
-  at::Tensor faulted(Plan& plan, Row& row, const at::Tensor& parameter, const at::Tensor& argument);
+  // A view of the faulted copy with the geometry of `argument`, which lies in `parameter`'s storage, or in that of a
+  // cast copy of it: then the copy is what is faulted, as the operator reads it.
+  at::Tensor faulted(Plan& plan, Row& row, const at::Tensor& parameter, const std::optional<CastCopy>& cast,
+                     const at::Tensor& argument);
   void new_epoch() { epoch_ += 1; }
   std::vector<std::string> changed_masters() const;  // names of masters whose bytes changed unnoticed
 
@@ -29,8 +33,10 @@ class WeightCache {
     int64_t version = 0, epoch = 0;
     PlaceId place = kNowhere;
   };
+  // By rule, the parameter's storage, and what of it was cast to which dtype (nothing: it is read as it is).
+  using Key = std::tuple<uint32_t, const void*, at::ScalarType, int64_t, std::vector<int64_t>>;
   mutable std::mutex mutex_;
-  std::unordered_map<uint64_t, std::unordered_map<const void*, Entry>> entries_;  // by rule, by storage
+  std::map<Key, Entry> entries_;
   int64_t epoch_ = 0;
 };
 

@@ -5,10 +5,13 @@
 #include <torch/library.h>
 
 #include <functional>
+#include <latch>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "numeric/apply.h"
+#include "site/forward.h"
+#include "site/routing.h"
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
@@ -197,6 +200,88 @@ TEST(Tap, FailsARunWhoseCallsAreNotTheCensusTimesTheForwards) {
   ASSERT_FALSE(judge(*armed, {{ForwardKind::kWhole, census}}).complaints.empty());
 }
 
+// A model whose prefill multiplies twice and whose decoding once; the loss adds one where gradients are wanted.
+void run_forward(ForwardKind kind, const at::Tensor& a) {
+  const ForwardScope root(place_id("model"), kind);
+  (void)a.mm(a);
+  if (kind == ForwardKind::kPrefill) (void)a.mm(a);
+}
+
+TEST(Counts, HoldEachKindOfForwardAgainstItsOwnCensus) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor a = noise_like({64, 64});
+  begin_census();
+  run_forward(ForwardKind::kPrefill, a);
+  for (int i = 0; i < 3; ++i) run_forward(ForwardKind::kDecode, a);
+  const Censuses censuses = end_census_by_kind();
+  ASSERT_EQ(censuses.size(), 2u);
+  EXPECT_EQ(censuses.at(ForwardKind::kDecode).at(0).calls, 3);
+  EXPECT_EQ(censuses.at(ForwardKind::kDecode).at(0).forwards, 3);
+  const Armed plan(make_plan({kNoise}));
+  for (int i = 0; i < 2; ++i) run_forward(ForwardKind::kPrefill, a);
+  for (int i = 0; i < 7; ++i) run_forward(ForwardKind::kDecode, a);
+  EXPECT_TRUE(judge(*plan, censuses).complaints.empty());
+  run_forward(ForwardKind::kWhole, a);
+  const Verdict verdict = judge(*plan, censuses);
+  ASSERT_EQ(verdict.complaints.size(), 1u);
+  EXPECT_NE(verdict.complaints[0].find("1 whole forwards ran in rollout, and the census has none of that kind"),
+            std::string::npos)
+      << verdict.complaints[0];
+}
+
+TEST(Counts, ExpectABackwardOfForwardsWithGradientsOnly) {
+  const at::Tensor w = noise_like({32, 32}, at::kFloat).requires_grad_(), x = noise_like({8, 32}, at::kFloat);
+  const auto forward = [&] {
+    const ForwardScope root(place_id("model"));
+    return x.mm(w);
+  };
+  begin_census();
+  forward().sum().backward();
+  const Censuses censuses = end_census_by_kind();
+  set_phase(Phase::kActorForward);
+  const Armed plan(make_plan({kNoise}));
+  forward().sum().backward();
+  {
+    const at::NoGradGuard no_grad;
+    (void)forward();
+  }
+  EXPECT_TRUE(judge(*plan, censuses).complaints.empty());
+  (void)forward();  // its backward never comes
+  const Verdict verdict = judge(*plan, censuses);
+  set_phase({});
+  ASSERT_EQ(verdict.complaints.size(), 1u);
+  EXPECT_NE(verdict.complaints[0].find("1 calls in actor_backward where 2 forwards make 2"), std::string::npos)
+      << verdict.complaints[0];
+}
+
+TEST(Counts, FollowWhatTheRouterChose) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor a = noise_like({64, 64});
+  const auto forward = [&](const std::vector<int64_t>& chosen, std::size_t runs) {
+    const ForwardScope root(place_id("model"));
+    const Scope mlp(place_id("model.layers.0.mlp"));
+    tell_routing(place_id("model.layers.0.mlp.experts"), at::tensor(chosen), 8);
+    for (std::size_t i = 0; i < runs; ++i) {
+      const Scope expert(place_id("model.layers.0.mlp.experts." + std::to_string(chosen[i])));
+      (void)a.mm(a);
+      (void)a.mm(a);
+    }
+  };
+  begin_census();
+  forward({0, 1}, 2);
+  const Censuses censuses = end_census_by_kind();
+  const Armed plan(make_plan({kNoise}));
+  forward({3, 1, 5, 7}, 4);
+  EXPECT_TRUE(judge(*plan, censuses).complaints.empty());
+  forward({2, 4, 6}, 2);  // expert 6 is left out
+  const Verdict verdict = judge(*plan, censuses);
+  ASSERT_EQ(verdict.complaints.size(), 1u);
+  EXPECT_NE(verdict.complaints[0].find("12 calls in rollout where 2 forwards and 7 routed calls make 14: 0 at "
+                                       "model.layers.0.mlp.experts.6 instead of 2"),
+            std::string::npos)
+      << verdict.complaints[0];
+}
+
 TEST(Tap, RefusesPlansThatCannotWork) {
   EXPECT_THROW(arm(make_plan({"zero() @ operator=aten::adm*"})), UsageError);
   EXPECT_THROW(arm(make_plan({"zero() @ operator=aten::linear"})), UsageError);  // dissolves
@@ -220,6 +305,22 @@ TEST(Tap, LeavesIntegersAloneAndSaysSo) {
   const Verdict verdict = judge(*plan, {});
   ASSERT_FALSE(verdict.complaints.empty());
   EXPECT_NE(verdict.complaints[0].find("cannot fault Strided Int"), std::string::npos) << verdict.complaints[0];
+}
+
+TEST(Tap, LeavesSparseResultsAloneAndSaysSo) {
+  const at::Tensor dense = at::ones({8, 8}), sparse = dense.to_sparse();
+  const at::Tensor clean = sparse.mm(dense);
+  {
+    const Armed plan(make_plan({"gain(strength=1.0) @ operator=aten::mm"}));
+    EXPECT_TRUE(at::equal(sparse.mm(dense), clean * 2));  // a dense result of a sparse product
+    EXPECT_TRUE(judge(*plan, {}).complaints.empty());
+  }
+  const Armed plan(make_plan({"gain(strength=1.0) @ operator=aten::mm"}));
+  EXPECT_TRUE(at::equal(sparse.mm(sparse).to_dense(), clean));
+  const Verdict verdict = judge(*plan, {});
+  ASSERT_FALSE(verdict.complaints.empty());
+  EXPECT_NE(verdict.complaints[0].find("cannot fault Sparse Float tensors"), std::string::npos)
+      << verdict.complaints[0];
 }
 
 TEST(Tap, CountsCallsOfManyThreads) {
@@ -254,6 +355,32 @@ TEST(Tap, SubstitutesWeightsInForwardAndBackwardAndKeepsTheMaster) {
   }()));
   EXPECT_TRUE(at::equal(x.grad(), g.mm(faulted)));
   EXPECT_TRUE(at::equal(w.grad(), g.t().mm(x.detach())));
+  EXPECT_TRUE(at::equal(w.detach(), master));
+  forget_parameters();
+}
+
+// Autocast's way: the product reads a copy of the weight in another dtype, and so does its backward.
+TEST(Tap, KnowsAWeightByTheCopyThatACastMadeOfIt) {
+  const at::Tensor w = noise_like({32, 32}, at::kFloat).requires_grad_();
+  const at::Tensor x = noise_like({8, 32}).requires_grad_(), g = noise_like({8, 32});
+  register_parameter(w, place_id("layers.0.q_proj"));
+  const at::Tensor master = w.detach().clone(), faulted = w.detach().to(at::kBFloat16);
+  apply_(faulted, parse_rule("quantize(format=mxfp4)", RuleUse::kOnTensor), Identity{}, CallPoint{});
+  at::Tensor y;
+  {
+    const Armed plan(make_plan({"quantize(format=mxfp4) @ operator=matmul, surface=weight"}));
+    y = x.mm(w.to(at::kBFloat16).t());
+    y.backward(g);
+    (void)x.detach().mm(x.detach().to(at::kFloat).to(at::kBFloat16).t());  // a copy of something else
+    const auto evidence = plan->read_evidence();
+    ASSERT_EQ(evidence.size(), 1u);
+    EXPECT_EQ(evidence[0].numbers.calls, 1);
+    EXPECT_EQ(place_of(evidence[0].row->place).path, "layers.0.q_proj");
+    EXPECT_TRUE(judge(*plan, {}).complaints.empty());
+  }
+  EXPECT_TRUE(at::equal(y.detach(), x.detach().mm(faulted.t())));
+  EXPECT_TRUE(at::equal(x.grad(), g.mm(faulted)));
+  EXPECT_TRUE(at::equal(w.grad(), g.t().mm(x.detach()).to(at::kFloat)));
   EXPECT_TRUE(at::equal(w.detach(), master));
   forget_parameters();
 }
@@ -440,6 +567,39 @@ TEST(Boundary, MasksGradientsWhereTheFaultForcedAConstant) {
   EXPECT_TRUE(at::equal(x, at::tensor({-2.0f, -0.1f, 0.0f, 0.1f, 2.0f})));  // the caller's tensor is not touched
 }
 
+// The form that torch.compile keeps in a graph gives the same values and gradients as the one that models call.
+TEST(Boundary, IsTheSameInItsTracedForm) {
+  const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("faultline::traced_boundary", "")
+          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, int64_t, c10::string_view, bool, bool)>();
+  const PlaceId place = place_id("layers.3");
+  const at::Tensor plain = noise_like({64}, at::kFloat).requires_grad_();
+  const at::Tensor traced = plain.detach().clone().requires_grad_();
+  const std::vector<std::string> rules = {
+      "{name: d, where: {module: layer_output}, what: {kind: deadzone, threshold: 0.5}, gradient: masked}",
+      "{name: n, where: {module: layer_output}, what: {kind: relative_gaussian, strength: 0.1}}",
+      "{name: g, where: {module: layer, surface: gradient}, what: {kind: gain, strength: 1.0}}"};
+  at::Tensor first, second;
+  {
+    const Armed plan(make_plan(rules));
+    first = boundary(plain, place, Surface::kOutput);
+    first.square().sum().backward();
+  }
+  {
+    const Armed plan(make_plan(rules));
+    second = std::get<0>(op.call(traced, place, "output", true, true));
+    second.square().sum().backward();
+    EXPECT_THROW((void)op.call(traced, place, "output", false, true), c10::Error);  // traced for rules that do not mask
+  }
+  EXPECT_TRUE(at::equal(first, second));
+  EXPECT_TRUE(at::equal(plain.grad(), traced.grad()));
+  EXPECT_GT(traced.grad().eq(0).sum().item<int64_t>(), 0);
+  EXPECT_TRUE(at::equal(std::get<0>(op.call(traced, place, "output", true, true)), traced));  // no plan: it passes
+  const at::Tensor meta = at::empty({3, 5}, at::TensorOptions(at::kMeta).dtype(at::kBFloat16));
+  EXPECT_EQ(std::get<0>(op.call(meta, place, "output", false, false)).sizes(), meta.sizes());
+}
+
 TEST(Boundary, ReturnsTheTensorItselfWhereNoRuleWantsIt) {
   const at::Tensor x = at::ones({4});
   EXPECT_TRUE(boundary(x, place_id("layers.3"), Surface::kOutput).is_same(x));
@@ -502,8 +662,47 @@ TEST(Operators, ResolveNamesFamiliesAndGlobs) {
 
 // An operator of somebody else, in their namespace: returns nothing and writes its first argument.
 void custom_norm(at::Tensor& out, const at::Tensor& x) { out.copy_(x * 2); }
-TORCH_LIBRARY(faultline_test_client, m) { m.def("norm(Tensor(a!) out, Tensor x) -> ()"); }
-TORCH_LIBRARY_IMPL(faultline_test_client, CPU, m) { m.impl("norm", custom_norm); }
+// And one that stays inside until it is told to leave.
+struct Doors {
+  std::latch inside{1}, leave{1};
+};
+Doors* doors = nullptr;
+at::Tensor linger(const at::Tensor& x) {
+  doors->inside.count_down();
+  doors->leave.wait();
+  return x.clone();
+}
+TORCH_LIBRARY(faultline_test_client, m) {
+  m.def("norm(Tensor(a!) out, Tensor x) -> ()");
+  m.def("linger(Tensor x) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(faultline_test_client, CPU, m) {
+  m.impl("norm", custom_norm);
+  m.impl("linger", linger);
+}
+
+TEST(Tap, RefusesToWrapNewOperatorsWhileOthersRun) {
+  Doors both;
+  doors = &both;
+  {
+    const Armed plan(make_plan({"zero() @ operator=faultline_test_client::linger"}));
+  }
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("faultline_test_client::linger", "")
+                      .typed<at::Tensor(const at::Tensor&)>();
+  std::thread thread([&] { (void)op.call(at::ones({4})); });
+  both.inside.wait();
+  const auto other = make_plan({"zero() @ operator=aten::sinh"});
+  EXPECT_THROW(arm(other), UsageError);
+  EXPECT_THROW(unwrap_all(), UsageError);
+  EXPECT_EQ(active_plan(), nullptr);
+  arm(make_plan({"zero() @ operator=faultline_test_client::linger"}));  // wrapped already: nothing to register
+  disarm();
+  both.leave.count_down();
+  thread.join();
+  const Armed plan(other);
+  EXPECT_EQ(at::sinh(at::ones({4})).count_nonzero().item<int64_t>(), 0);
+}
 
 TEST(Tap, ReachesCustomNamespacesThatReturnNothing) {
   const at::Tensor x = at::ones({16});

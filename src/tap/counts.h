@@ -1,0 +1,25 @@
+// Expected counts: what a census says of one forward of each kind (and of one routed call of an expert), times the
+// forwards and routed calls of a run, must be what the ledger counted, in every phase and at every place.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tap/census.h"
+
+namespace faultline {
+
+inline constexpr int64_t kOutsideOfForwards = -1;  // CensusEntry::forwards of what ran before the first of its kind
+
+// Named tensors that pass are entries of a census, too: so are module rules predicted. Python's hooks tell them; our
+// own model passes them only where a rule wants them, so its censuses have none.
+void count_boundary(PlaceId place, Surface surface);           // nothing where this thread takes no census
+std::optional<Surface> boundary_of(const CensusEntry& entry);  // nothing: it is an operator
+
+// Adds a sentence for each rule on operators' results or modules' tensors and phase where the counts differ, or cannot
+// be predicted because the census saw no forward of a kind that ran. Nothing without censuses.
+void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
+                  std::vector<std::string>& complaints);
+
+}  // namespace faultline
