@@ -10,6 +10,7 @@ import torch
 
 from faultline._library import library_path
 from faultline.attach import Attachment, attach
+from faultline.diagnose import diagnose
 from faultline.plan import EvidenceError, Plan, arm_from_environment, census, ledger, phase, plan, weights_changed
 from faultline.trainer import follow
 
@@ -24,6 +25,7 @@ __all__ = [
     "attach",
     "census",
     "checksum",
+    "diagnose",
     "digest",
     "follow",
     "ledger",
