@@ -2,12 +2,13 @@
 healthy, a planted fault is found where it was planted, verdicts follow their schema, a campaign continues where it was
 stopped."""
 
+import gzip
 import json
 
 import jsonschema
 import pytest
 import tiny_folder
-from program import launch, refused
+from program import ROOT, launch, refused
 
 METHODS = ["self", "shadow"]
 
@@ -70,6 +71,7 @@ def test_explain_shows_the_residuals(model):
     done = launch("diagnose", "--model", model, "--explain", "--fault", "gain(strength=0.05) @ module=layer_output,layer=3")
     assert done.returncode == 1
     assert "infinity" in done.stdout and "expected" in done.stdout and "observed" in done.stdout
+    assert "|expected|/largest" in done.stdout and "####" in done.stdout
 
 
 def test_the_verdict_is_written_to_a_file(model, schema, tmp_path):
@@ -86,23 +88,58 @@ def test_an_intermittent_fault_is_waited_for(model):
     assert code == 1 and json_["verdicts"][0]["candidates"][0]["layer"] == 2
 
 
+SMOKE_TRIALS = 9 + 3 + 1  # kinds x site classes, healthy, intermittent
+
+
 def test_a_smoke_campaign_continues_where_it_was(model, tmp_path):
     store, records = tmp_path / "trials.sqlite", tmp_path / "records.jsonl"
     arguments = ["diagnose", "--model", model, "--campaign", "smoke", "--method", "all", "--store", store, "--quiet"]
-    first = launch(*arguments, "--seconds", "0.001", "--json")
+    first = launch(*arguments, "--time-limit", "0.001s", "--json")
     assert first.returncode == 0, first.stderr
-    done = launch(*arguments, "--records", records, "--json")
+    done = launch(*arguments, "--records", records, "--json", timeout=300)
     summary = json.loads(done.stdout)["summary"]
     lines = [json.loads(line) for line in records.read_text().splitlines()]
-    assert len(lines) == 12 and len({(line["cell"], line["index"]) for line in lines}) == 12
-    assert summary["planted"] + summary["inactive"] == 9
+    assert len(lines) == SMOKE_TRIALS and len({(line["cell"], line["index"]) for line in lines}) == SMOKE_TRIALS
+    assert summary["planted"] + summary["inactive"] == SMOKE_TRIALS - 3
     for method in METHODS:
         one = summary["methods"][method]
-        assert one["healthy"] == {"flagged": 0, "runs": 3, "upper": one["healthy"]["upper"]}
+        assert (one["healthy"]["all"]["flagged"], one["healthy"]["all"]["runs"]) == (0, 3)
+        assert one["healthy"]["fp16"]["runs"] == 1
         place = one["pools"]["all"]["layer_and_operator"]
         assert place["right"] == place["trials"] > 0
+        assert one["intermittent"]["all"]["layer"]["right"] == 1
     again = launch(*arguments, "--json")
     assert json.loads(again.stdout)["summary"] == summary  # nothing was left to do
+    for stored in (store, records):
+        assert json.loads(launch("diagnose", "--summarise", stored, "--json").stdout)["summary"] == summary
+    assert "| pool | layer |" in launch("diagnose", "--summarise", records, "--markdown").stdout
+    other = launch(*arguments, "--seed", "5")
+    assert other.returncode == 64 and "another campaign" in other.stderr
+
+
+def test_a_campaign_in_worker_processes_gives_the_same_trials(model, tmp_path):
+    recipe = tmp_path / "campaign.yaml"
+
+    def trials(store, *arguments):
+        recipe.write_text(f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {store}}}\n")
+        records = tmp_path / "records.jsonl"
+        done = launch("run", recipe, "--quiet", "--records", records, *arguments, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found = {}
+        for line in map(json.loads, records.read_text().splitlines()):
+            line["outcome"]["self"].pop("seconds")
+            found[line["cell"], line["index"]] = (line["seed"], line["outcome"], line["evidence"])
+        return found
+
+    assert trials(tmp_path / "one.sqlite") == trials(tmp_path / "two.sqlite", "--jobs", "2")
+    assert "pool" in launch("run", recipe, "--summarise").stdout
+
+
+def test_the_published_table_is_what_the_records_say(tmp_path):
+    records = tmp_path / "records.jsonl"
+    records.write_bytes(gzip.decompress((ROOT / "docs/results/diagnosis.jsonl.gz").read_bytes()))
+    table = launch("diagnose", "--summarise", records, "--markdown").stdout
+    assert table.strip() and table.strip() in (ROOT / "docs/results/diagnosis.md").read_text()
 
 
 def test_scan_sorts_the_worst_first(model):
@@ -121,6 +158,47 @@ def test_compare_finds_a_machine_equal_to_itself_and_types_different(model, tmp_
     assert done.returncode == 0, done.stderr
     assert any(one["share_equal"] < 1 for one in json.loads(done.stdout)["operators"])
     assert (folder / "recipe.yaml").exists()
+    checked = launch("check", folder / "recipe.yaml")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_trace_is_compared_on_another_machine(model, tmp_path):
+    trace = tmp_path / "first.safetensors"
+    recorded = launch("compare", "--model", model, "--a", "cpu:bf16", "--record", trace, "--json")
+    assert recorded.returncode == 0, recorded.stderr
+    assert json.loads(recorded.stdout)["recorded"] > 20
+    same = json.loads(launch("compare", "--a", trace, "--b", "cpu:bf16", "--json").stdout)
+    assert len(same["operators"]) > 3 and all(one["share_equal"] == 1 for one in same["operators"])
+    wider = json.loads(launch("compare", "--a", trace, "--b", "cpu:fp32", "--json").stdout)
+    assert any(one["share_equal"] < 1 for one in wider["operators"])
+
+
+def rewritten(trace, to, change):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(trace, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+    calls = json.loads(metadata["calls"])
+    change(calls)
+    save_file(tensors, str(to), metadata={**metadata, "calls": json.dumps(calls)})
+
+
+def test_a_strangers_trace_is_only_data(model, tmp_path):
+    trace, other = tmp_path / "first.safetensors", tmp_path / "other.safetensors"
+    launch("compare", "--model", model, "--a", "cpu:bf16", "--record", trace)
+    for change, says in [
+        (lambda calls: calls[0].update(name="aten::from_file"), "no operator that is compared"),
+        (lambda calls: calls[0].update(name="aten::mm", overload="no_such"), "no operator"),
+        (lambda calls: calls[0]["arguments"].append(7), "does not fit"),
+        (lambda calls: calls[0].update(result=10**9), "not there"),
+        (lambda calls: calls[0].pop("place"), "malformed"),
+    ]:
+        rewritten(trace, other, change)
+        refused(2, "compare", "--a", other, "--b", "cpu", says=says)
+    other.write_bytes(trace.read_bytes()[:-100])
+    refused(2, "compare", "--a", other, "--b", "cpu")
+    refused(64, "compare", "--a", "cpu", "--b", trace, says="--b")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +206,11 @@ def test_compare_finds_a_machine_equal_to_itself_and_types_different(model, tmp_
     [
         (["--method", "magic"], "magic"),
         (["--passes", "0"], "--passes"),
+        (["--rarity", "2"], "--rarity"),
         (["--campaign", "huge"], "--campaign"),
+        (["--campaign", "smoke", "--jobs", "0"], "--jobs"),
+        (["--campaign", "smoke", "--time-limit", "soon"], "--time-limit"),
+        (["--summarise", "/nowhere/at.all"], "cannot be read"),
         (["--fault", "gain(strength=0.05) @ module=layer_output,layer=77"], "layer 77 does not exist"),
     ],
 )

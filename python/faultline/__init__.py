@@ -10,6 +10,7 @@ import torch
 
 from faultline._library import library_path
 from faultline.attach import Attachment, attach
+from faultline.diagnose import diagnose
 from faultline.environment import arm_from_environment
 from faultline.evidence import CollectionError, collect
 from faultline.plan import EvidenceError, Plan, census, ledger, phase, plan, weights_changed
@@ -29,6 +30,7 @@ __all__ = [
     "census",
     "checksum",
     "collect",
+    "diagnose",
     "digest",
     "follow",
     "ledger",

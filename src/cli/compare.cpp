@@ -9,16 +9,18 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/device.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "diagnose/trace.h"
 
 namespace faultline::cli {
 namespace {
 
 struct Options : ModelOptions {
-  std::string a = "cpu", b = "cpu:fp32", prompt = "How many apples are left if seven of twenty are eaten?", out;
+  std::string a = "cpu", b = "cpu:fp32", prompt = "How many apples are left if seven of twenty are eaten?", out, record;
 };
 
 // "cuda", "cpu:fp32", "cuda:1:bf16"
@@ -50,15 +52,41 @@ void write_recipe(const Comparison& comparison, const Options& options, const Si
   write_file(folder / "recipe.yaml", recipe);
 }
 
-ExitCode compare(const Options& options, const Globals& globals) {
-  const Side first = read_side("--a", options.a, options.dtype), second = read_side("--b", options.b, options.dtype);
+// The first side's calls: of a forward here, or of one that was recorded elsewhere.
+std::vector<RecordedCall> calls_of(const Options& options, Side& first, std::optional<LoadedModel>& loaded) {
+  if (is_trace(options.a)) {
+    std::vector<RecordedCall> calls = read_trace(options.a);
+    for (const RecordedCall& call : calls)  // most of a forward computes in the model's type
+      if (call.results[0].scalar_type() != at::kFloat) first.dtype = call.results[0].scalar_type();
+    return calls;
+  }
+  first = read_side("--a", options.a, options.dtype);
   LoadOptions load;
   load.dtype = first.dtype, load.device = first.device;
-  const LoadedModel loaded = load_model(options.model, load);
-  const std::vector<int64_t> tokens = loaded.tokenizer.encode(options.prompt);
+  loaded = load_model(options.model, load);
+  const std::vector<int64_t> tokens = loaded->tokenizer.encode(options.prompt);
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
-  const Comparison comparison =
-      compare_sides(*loaded.model, second, at::tensor(tokens, at::kLong).unsqueeze(0).to(first.device));
+  return record_forward(*loaded->model, at::tensor(tokens, at::kLong).unsqueeze(0).to(first.device));
+}
+
+ExitCode compare(const Options& options, const Globals& globals) {
+  if (is_trace(options.b))
+    throw UsageError("--b: a device; a trace is the first side (--a), its calls are made again on the second");
+  const Side second = read_side("--b", options.b, options.dtype);
+  Side first{at::kCPU, at::kFloat};
+  std::optional<LoadedModel> loaded;  // its weights are among the calls' arguments
+  const std::vector<RecordedCall> calls = calls_of(options, first, loaded);
+  if (!options.record.empty()) {
+    if (!is_trace(options.record)) throw UsageError("--record: a file whose name ends in .safetensors");
+    const int64_t count = write_trace(options.record, calls);
+    if (globals.json)
+      print_json({{"command", "compare"}, {"recorded", count}, {"file", options.record}});
+    else
+      print(fmt::format("{} calls recorded; on the other machine: faultline compare --a {} --b DEVICE\n", count,
+                        options.record));
+    return ExitCode::kOk;
+  }
+  const Comparison comparison = compare_sides(calls, second);
   if (!options.out.empty()) write_recipe(comparison, options, first);
   if (globals.json) {
     nlohmann::ordered_json json = to_json(comparison);
@@ -87,15 +115,20 @@ void add_compare(CLI::App& app, const Globals& globals, Run& run) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     command->add_option(name, value, text)->group("Comparison")->type_name(type)->capture_default_str();
   };
-  option("--a", options->a, "where the model runs: DEVICE or DEVICE:TYPE", "SIDE");
+  option("--a", options->a, "where the model runs: DEVICE or DEVICE:TYPE; or a trace of another machine", "SIDE");
   option("--b", options->b, "where each call is made again", "SIDE");
   option("--prompt", options->prompt, "the text that is run", "TEXT");
+  command
+      ->add_option("--record", options->record, "compare nothing: write the calls of --a into this .safetensors file")
+      ->group("Output")
+      ->type_name("FILE");
   command->add_option("--out", options->out, "write profiles and a recipe that re-creates them into this folder")
       ->group("Output")
       ->type_name("DIR");
   command->footer(
-      "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32 --out "
-      "profiles\n\nGlobal "
+      "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n  faultline "
+      "compare --a cuda --record h200.safetensors\n  "
+      "faultline compare --a h200.safetensors --b cpu\n\nGlobal "
       "options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return compare(*options, globals); }; });
 }

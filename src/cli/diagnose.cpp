@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -23,7 +24,7 @@ constexpr const char* kPrompt =
     "would a car at forty miles an hour need for the same way?";
 
 struct Options : ModelOptions {
-  std::string method = "self", prompt = kPrompt, tokens = "24", passes = "1", out;
+  std::string method = "self", prompt = kPrompt, tokens = "24", passes = "1", rarity, out;
   bool explain = false, schema = false;
   CampaignOptions campaign;
 };
@@ -36,6 +37,29 @@ at::Tensor prompt_of(const Options& options, const LoadedModel& loaded) {
   return at::tensor(tokens, at::kLong).unsqueeze(0);
 }
 
+// The residual by the size of what was expected: a dead zone is wrong at the small end, a saturation at the large one,
+// a gain has one ratio everywhere, an offset one residual.
+std::string drawn(const Evidence& evidence) {
+  std::string text =
+      "      |expected|/largest  elements   wrong                        observed/expected      residual\n";
+  for (const Evidence::Bin& bin : evidence.picture) {
+    const double share = static_cast<double>(bin.wrong) / static_cast<double>(bin.elements);
+    const std::string bar(static_cast<std::size_t>(std::lround(20 * share)), '#');
+    const auto number = [](double value) { return std::isfinite(value) ? fmt::format("{:.4g}", value) : "-"; };
+    text += fmt::format("      {:>7.3g} to {:<7.3g} {:>8} {:>7.2f} % {:<20} {:>15} {:>15}\n", bin.from, bin.to,
+                        bin.elements, 100 * share, bar, number(bin.ratio), number(bin.residual));
+  }
+  return text;
+}
+
+// So many passes that a fault which acts in this share of the calls is seen with 95 %.
+int64_t passes_of(const Options& options) {
+  const auto passes = static_cast<int64_t>(parse_count("--passes", options.passes, 1, 100000));
+  if (options.rarity.empty()) return passes;
+  const double rarity = parse_number("--rarity", options.rarity, 1e-4, 1);
+  return std::max(passes, rarity == 1 ? 1 : static_cast<int64_t>(std::ceil(std::log(0.05) / std::log1p(-rarity))));
+}
+
 std::string explained(const Candidate& candidate) {
   std::string text;
   for (const Evidence& evidence : candidate.evidence) {
@@ -45,6 +69,7 @@ std::string explained(const Candidate& candidate) {
     for (const Evidence::Sample& sample : evidence.samples)
       text += fmt::format("      row {:>3} column {:>5}  expected {:>13.6g}  observed {:>13.6g}\n", sample.row,
                           sample.column, sample.expected, sample.observed);
+    text += drawn(evidence);
   }
   return text;
 }
@@ -52,8 +77,12 @@ std::string explained(const Candidate& candidate) {
 void show(const Diagnosis& diagnosis, bool explain) {
   const bool found = diagnosis.fault_found();
   print(styled(Style::kHeading, diagnosis.method) + ": ");
-  const std::string fine = diagnosis.not_tested.empty() ? "healthy" : "healthy where tested";
-  print((found ? styled(Style::kBad, "a fault") : styled(Style::kGood, fine)) +
+  const std::string fine = diagnosis.not_tested.empty() ? "healthy"
+                           : diagnosis.broken_off       ? "not tested to the end"
+                                                        : "healthy where tested";
+  print((found                  ? styled(Style::kBad, "a fault")
+         : diagnosis.broken_off ? styled(Style::kBad, fine)
+                                : styled(Style::kGood, fine)) +
         fmt::format("  ({} relations, {:.1f} forward-equivalents, {:.2f} s)\n", diagnosis.relations, diagnosis.forwards,
                     diagnosis.seconds));
   std::size_t shown = 0;
@@ -83,6 +112,9 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
     print_json(diagnosis_schema());
     return ExitCode::kOk;
   }
+  if (options.campaign.worker) return work_for_campaign();
+  if (!options.campaign.summarise.empty())
+    return summarise_campaign(options.campaign.summarise, options.campaign, globals);
   if (!options.campaign.preset.empty())
     return run_diagnosis_campaign(options, options.campaign, methods_of(options), globals);
   const std::vector<Rule> rules = read_faults(options.faults);
@@ -90,7 +122,7 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
   Examination examination;
   examination.tokens = prompt_of(options, loaded);
   examination.seed = globals.seed();
-  examination.passes = static_cast<int64_t>(parse_count("--passes", options.passes, 1, 100000));
+  examination.passes = passes_of(options);
   std::unique_ptr<Injection> injection;
   if (!rules.empty()) {
     PlanSettings settings;
@@ -108,7 +140,7 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
     if (!globals.json) show(diagnosis, options.explain);
     // In a list of methods classic is there to be compared, not believed: it has no error rate.
     if (method != "classic" || methods.size() == 1) found |= diagnosis.fault_found();
-    untested |= diagnosis.relations == 0;
+    untested |= diagnosis.relations == 0 || diagnosis.broken_off;
     verdicts.push_back(to_json(diagnosis));
   }
   Json json = {{"command", "diagnose"},    {"model", loaded.path.string()},        {"seed", globals.seed()},
@@ -146,6 +178,11 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
   command->add_option("--prompt", options->prompt, "a text to run")->group("Diagnosis")->type_name("TEXT");
   option("--tokens", options->tokens, "at most so many of the prompt, 1 to 4096", "N");
   option("--passes", options->passes, "repeat until a fault is caught, at most so often, 1 to 100000", "N");
+  command
+      ->add_option("--rarity", options->rarity,
+                   "as many passes as find a fault that acts in this share of the calls (0.0001 to 1) with 95 %")
+      ->group("Diagnosis")
+      ->type_name("P");
   command->add_flag("--explain", options->explain, "show what convinced it")->group("Diagnosis");
   add_fault_option(*command, *options, "break the machine first; may be repeated");
   command->add_option("--out", options->out, "write the verdict (of the last method) here")

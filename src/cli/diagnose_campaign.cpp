@@ -3,104 +3,123 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
+#include <cmath>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
+#include "base/text.h"
 #include "cli/device.h"
 #include "cli/output.h"
+#include "diagnose/campaign_records.h"
+#include "diagnose/executor.h"
 
 namespace faultline::cli {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-CampaignSpec make_spec(const CampaignOptions& options, const std::vector<std::string>& methods,
-                       const Globals& globals) {
-  if (options.preset != "smoke" && options.preset != "full")
-    throw UsageError(fmt::format("--campaign: smoke or full; got '{}'", options.preset));
-  CampaignSpec spec = options.preset == "full" ? full_campaign() : smoke_campaign();
-  spec.methods = methods;
-  spec.seed = globals.seed();
-  spec.seconds = parse_number("--seconds", options.seconds, 0, 1e9);
-  spec.reference = open_device(globals.device);  // with the plan paused the machine under test is a clean one
-  return spec;
-}
-
-std::string rate_text(const OrderedJson& rate) {
-  const auto right = rate["right"].get<int64_t>(), trials = rate["trials"].get<int64_t>();
-  return fmt::format("{}/{} ({:.1f}-{:.1f} %)", right, trials, 100 * rate["interval"][0].get<double>(),
-                     100 * rate["interval"][1].get<double>());
-}
-
-void show(const OrderedJson& summary) {
-  print(fmt::format("{} planted faults, {} diagnoses; {} seeds left out because their fault changed nothing\n",
-                    summary["planted"].get<int64_t>(), summary["diagnoses"].get<int64_t>(),
-                    summary["inactive"].get<int64_t>()));
-  for (const auto& [method, one] : summary["methods"].items()) {
-    print("\n" + styled(Style::kHeading, method) +
-          fmt::format("  {:.2f} s, {:.1f} forward-equivalents a diagnosis\n", one["seconds"].get<double>(),
-                      one["forward_equivalents"].get<double>()));
-    if (one.contains("healthy"))
-      print(fmt::format("  healthy: {} of {} flagged (at most {:.2f} %, 95 %)\n",
-                        one["healthy"]["flagged"].get<int64_t>(), one["healthy"]["runs"].get<int64_t>(),
-                        100 * one["healthy"]["upper"].get<double>()));
-    if (one.contains("against_classic"))
-      print(fmt::format("  layer named where classic did not: {}, the other way: {}, p = {:.2g}\n",
-                        one["against_classic"]["only_this"].get<int64_t>(),
-                        one["against_classic"]["only_classic"].get<int64_t>(),
-                        one["against_classic"]["p"].get<double>()));
-    std::vector<std::vector<std::string>> rows = {{"pool", "layer", "layer and operator", "kind"}};
-    for (const auto& [pool, rates] : one["pools"].items())
-      rows.push_back(
-          {pool, rate_text(rates["layer"]), rate_text(rates["layer_and_operator"]), rate_text(rates["kind"])});
-    print(table(rows));
-  }
-}
-
-void write_records(CampaignStore& store, const std::string& path) {
-  std::ofstream file(path);
-  store.for_each([&](Trial&& trial) {
-    const Json line = {{"cell", trial.key.cell},   {"index", trial.key.index},
-                       {"seed", trial.seed},       {"status", to_string(trial.status)},
-                       {"outcome", trial.outcome}, {"evidence", trial.evidence}};
-    file << to_json_text(line) << "\n";
-  });
-  if (!file) throw RuntimeFailure(path + ": cannot be written");
+void show(const OrderedJson& summary, const CampaignOptions& options, const Globals& globals) {
+  if (globals.json)
+    print_json({{"command", "diagnose"}, {"campaign", options.preset}, {"summary", summary}});
+  else
+    print(options.markdown ? summary_markdown(summary) : summary_text(summary));
 }
 
 }  // namespace
 
+double parse_duration(const std::string& option, const std::string& text) {
+  double seconds = 0;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    std::size_t used = 0;
+    double value = -1;
+    try {
+      value = std::stod(std::string(rest), &used);
+    } catch (const std::logic_error&) {
+      used = 0;
+    }
+    const std::string_view after = rest.substr(used);
+    const char unit = after.empty() ? 's' : after.front();
+    const double factor = unit == 's' ? 1 : unit == 'm' ? 60 : unit == 'h' ? 3600 : 0;
+    if (used == 0 || !(value >= 0) || !std::isfinite(value) || factor == 0)
+      throw UsageError(fmt::format("{}: a time such as 90, 90s, 10m or 1h30m; got '{}'", option, text));
+    seconds += value * factor;
+    rest = after.empty() ? after : after.substr(1);
+  }
+  if (text.empty() || seconds > 1e9)
+    throw UsageError(fmt::format("{}: a time such as 90, 90s, 10m or 1h30m; got '{}'", option, text));
+  return seconds;
+}
+
+void add_campaign_run_options(CLI::App& command, CampaignOptions& options) {
+  const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
+    return command.add_option(name, value, text)->group("Campaign of diagnoses")->type_name(type);
+  };
+  option("--jobs", options.jobs, "worker processes, 1 to 64", "N")->capture_default_str();
+  option("--time-limit", options.time_limit,
+         "begin no trial later than this (90, 10m, 1h30m) and go on next time; 0: none", "DURATION")
+      ->capture_default_str();
+  option("--records", options.records, "also write all trials of the store as JSON lines", "FILE");
+  command.add_flag("--markdown", options.markdown, "the summary as Markdown tables")->group("Campaign of diagnoses");
+}
+
 void add_campaign_options(CLI::App& command, CampaignOptions& options) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
-    return command.add_option(name, value, text)->group("Campaign")->type_name(type)->capture_default_str();
+    return command.add_option(name, value, text)->group("Campaign of diagnoses")->type_name(type);
   };
   offer(option("--campaign", options.preset, "measure the methods instead: smoke or full", "PRESET"),
         {"smoke", "full"});
-  option("--store", options.store, "trials are kept and continued here", "FILE");
-  option("--seconds", options.seconds, "stop after so long; 0: when done", "S");
-  option("--records", options.records, "also write the trials as JSON lines", "FILE");
+  option("--store", options.store, "trials are kept and continued here", "FILE")->capture_default_str();
+  option("--summarise", options.summarise, "run nothing: rates from a store or from records", "FILE");
+  add_campaign_run_options(command, options);
+  command.add_flag("--worker", options.worker, "used by --jobs: trials from stdin, results to stdout")->group("");
 }
 
 ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions& options,
                                 const std::vector<std::string>& methods, const Globals& globals) {
-  return run_and_show_campaign(model, make_spec(options, methods, globals), options, globals);
+  if (options.preset != "smoke" && options.preset != "full")
+    throw UsageError(fmt::format("--campaign: smoke or full; got '{}'", options.preset));
+  CampaignSpec spec = campaign_spec(options.preset);
+  spec.methods = methods;
+  spec.seed = globals.seed();
+  return run_and_show_campaign(model, spec, options, globals);
 }
 
 ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
                                const Globals& globals) {
-  LoadedModel loaded = open_model(model, globals);
+  const int jobs = static_cast<int>(parse_count("--jobs", options.jobs, 1, 64));
+  CampaignRun run;
+  run.time_limit = parse_duration("--time-limit", options.time_limit);
+  open_device(globals.device);  // refuses what is not there
+  (void)model_dtype(model.dtype);
+  const CampaignMachine machine{model.model, model.dtype, globals.device, 0};
   CampaignStore store(options.store);
-  const auto cells = static_cast<int64_t>(spec.grid.entries.size() * spec.grid.extents.size() * spec.grid.sites.size());
-  Progress progress("trials", cells * spec.trials + spec.healthy, {.unit = "", .quiet = globals.quiet});
-  run_campaign(loaded, spec, store, [&](int64_t, int64_t) { progress.advance(1); });
-  if (!options.records.empty()) write_records(store, options.records);
-  const OrderedJson summary = summarise(store);
-  if (globals.json) {
-    print_json({{"command", "diagnose"}, {"campaign", options.preset}, {"summary", summary}});
-  } else {
-    show(summary);
+  const auto executor = jobs == 1 ? in_process_executor(machine, spec) : local_executor(machine, spec, jobs);
+  const auto pending = std::ssize(pending_trials(spec, store));
+  CampaignEnd end;
+  {
+    Progress progress("trials", pending, {.unit = "", .quiet = globals.quiet});
+    run.progress = [&](int64_t, int64_t) { progress.advance(1); };
+    end = run_campaign(*executor, spec, campaign_fingerprint(machine, spec), store, run);
   }
+  if (!options.records.empty()) write_records(store, options.records);
+  const OrderedJson summary = summarise([&](const auto& visit) { store.for_each([&](Trial&& one) { visit(one); }); });
+  show(summary, options, globals);
+  if (!globals.json && end.left > 0)
+    print(fmt::format("\n{} trials are left to do; the same command goes on\n", end.left));
+  if (end.failures.empty()) return ExitCode::kOk;
+  throw RuntimeFailure(fmt::format("{} trials could not be run and are left to do; the first: {}", end.failures.size(),
+                                   end.failures.front()));
+}
+
+ExitCode summarise_campaign(const std::string& path, const CampaignOptions& options, const Globals& globals) {
+  show(summarise([&](const auto& visit) { for_each_trial(path, visit); }), options, globals);
+  return ExitCode::kOk;
+}
+
+ExitCode work_for_campaign() {
+  serve_trials(std::cin, std::cout);
   return ExitCode::kOk;
 }
 

@@ -1,4 +1,5 @@
-// `faultline diagnose --campaign PRESET`: how often the methods are right, measured.
+// Campaigns of diagnoses from the command line: `faultline diagnose --campaign PRESET`, `faultline run RECIPE` with a
+// section `diagnose:`, and `--summarise` of what was stored.
 #pragma once
 
 #include "cli/command.h"
@@ -8,15 +9,27 @@
 namespace faultline::cli {
 
 struct CampaignOptions {
-  std::string preset, store = "diagnosis.sqlite", seconds = "0", records;
+  std::string preset, store = "diagnosis.sqlite", summarise;
+  // How it is run; shared with `faultline run`.
+  std::string time_limit = "0", records, jobs = "1";
+  bool markdown = false, worker = false;
 };
 
 void add_campaign_options(CLI::App& command, CampaignOptions& options);
+void add_campaign_run_options(CLI::App& command, CampaignOptions& options);  // --jobs, --time-limit, --records
 
 ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions& options,
                                 const std::vector<std::string>& methods, const Globals& globals);
-
 ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
                                const Globals& globals);
+ExitCode summarise_campaign(const std::string& path, const CampaignOptions& options, const Globals& globals);
+ExitCode work_for_campaign();  // --worker
+
+// "90", "90s", "10m", "1h30m" -> seconds; 0: no limit.
+double parse_duration(const std::string& option, const std::string& text);
+
+// diagnose_summary.cpp
+std::string summary_text(const nlohmann::ordered_json& summary);
+std::string summary_markdown(const nlohmann::ordered_json& summary);
 
 }  // namespace faultline::cli

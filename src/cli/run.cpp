@@ -23,7 +23,8 @@ using Json = nlohmann::ordered_json;
 struct Options : ModelOptions {
   std::string recipe, out = "runs";
   std::vector<std::string> overrides;
-  bool dry_run = false;
+  bool dry_run = false, summarise = false;
+  CampaignOptions campaign;
 };
 
 ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& spec,
@@ -65,8 +66,10 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
   if (const Node* campaign = recipe.find("diagnose"); campaign != nullptr && !options.dry_run) {
     ModelOptions model = options;
     model.model = recipe.at("model").as_string();
-    const CampaignOptions kept{campaign->at("campaign").as_string(), campaign->at("store").as_string(), "0", ""};
-    return run_and_show_campaign(model, read_campaign(recipe, open_device(globals.device)), kept, globals);
+    CampaignOptions how = options.campaign;
+    how.preset = campaign->at("campaign").as_string(), how.store = campaign->at("store").as_string();
+    if (options.summarise) return summarise_campaign(how.store, how, globals);
+    return run_and_show_campaign(model, read_campaign(recipe), how, globals);
   }
   const EvaluationSpec spec = read_evaluation(recipe);
   std::vector<FaultCase> cases;
@@ -104,8 +107,12 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Run")
       ->type_name("DIR")
       ->capture_default_str();
+  add_campaign_run_options(*command, options->campaign);
+  command->add_flag("--summarise", options->summarise, "run nothing: rates from the trials in the recipe's store")
+      ->group("Campaign of diagnoses");
   command->footer(
       "Examples:\n  faultline run recipes/example.yaml --dry-run\n"
+      "  faultline run recipes/diagnose-campaign.yaml --jobs 2 --time-limit 30m\n"
       "  faultline run recipes/experiments/noisy-ops.yaml experiment.seeds=2\n\n"
       "The run directory is printed last; `faultline report DIR` makes a page of it.\n"
       "Global options (--seed, --device, --json, …): see `faultline --help`.");

@@ -1,15 +1,17 @@
-// How often is a diagnosis right? A campaign plants one fault after another, of every kind, strength, extent and site,
-// in layers, prompts and seeds that a trial's own seed chooses, lets every method diagnose the same broken machine, and
-// keeps what they said beside the ledger that proves the fault. Healthy machines are among the trials. A trial whose
-// fault changed nothing in a forward of its prompt is no trial: its seed is drawn anew.
+// How often is a diagnosis right? A campaign plants one fault after another and lets every method diagnose the same
+// broken machine; what they said is kept beside the ledger that proves the fault. A cell is a kind of fault in a class
+// of sites; its trials go through strengths, extents, sites and layers in turn, so that a campaign stopped at any time
+// is a balanced sample of the grid. Healthy machines of every type and batch shape, intermittent faults and faults of
+// falling strength have cells of their own. A fault that changes nothing in a forward of its prompt is drawn again;
+// what never acts is counted apart and not judged.
 #pragma once
 
-#include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 
-#include "diagnose/examination.h"
-#include "lab/loaded_model.h"
+#include "diagnose/diagnosis.h"
 #include "record/campaign_store.h"
 
 namespace faultline {
@@ -17,7 +19,8 @@ namespace faultline {
 struct FaultGrid {
   struct Entry {
     std::string name, kind;  // "gain 1%", "gain": as Candidate::kind calls it
-    std::string what;        // the short form's inside; {spread} stands for the site's standard deviation
+    std::string what;        // the short form's inside; {spread} stands for `strength` of the site's standard deviation
+    double strength = 0;
   };
   struct Site {
     std::string name, pool;  // "q_proj", "linear"
@@ -27,30 +30,74 @@ struct FaultGrid {
   std::vector<Entry> entries;
   std::vector<double> extents;  // shares of channels
   std::vector<Site> sites;
+  std::vector<Entry> rare;   // act in one call of ten
+  std::vector<Entry> fading;  // for the curves: strengths from far below what can be seen
 };
 FaultGrid full_grid();
 FaultGrid smoke_grid();
 
 struct CampaignSpec {
+  std::string preset = "full";
   FaultGrid grid;
   std::vector<std::string> methods = {"classic", "self", "shadow"};
-  int64_t trials = 19;  // a cell
-  int64_t healthy = 1000;
+  int64_t trials = 300;  // of a cell
+  int64_t healthy = 1000, rare = 100, fading = 60;
   uint64_t seed = 0;
-  int64_t tokens = 16;  // of a prompt, at most
-  double seconds = 0;   // stop after so long; 0: when done
-  at::Device reference = at::kCPU;
+  int64_t tokens = 24;  // of a prompt, at most
+};
+CampaignSpec campaign_spec(const std::string& preset);  // full, or smoke: seconds on a small model
+
+// The machine on which trials run. threads: torch's; 0 leaves them.
+struct CampaignMachine {
+  std::string model = "default", dtype = "bf16", device = "cpu";
+  int threads = 0;
 };
 
-CampaignSpec full_campaign();
-CampaignSpec smoke_campaign();  // seconds on a small model, two minutes on the default one
+// What decides a trial's result: a store that was begun with another one is not continued.
+std::string campaign_fingerprint(const CampaignMachine& machine, const CampaignSpec& spec);
 
-// Continues where the store is. progress: trials done, of how many.
-void run_campaign(LoadedModel& loaded, const CampaignSpec& spec, CampaignStore& store,
-                  const std::function<void(int64_t, int64_t)>& progress);
+// A cell's name says what its trials are.
+struct Planned {
+  const FaultGrid::Entry* entry = nullptr;  // null: healthy
+  const FaultGrid::Site* site = nullptr;
+  double extent = 1;
+  int64_t layer = 0;
+  bool rare = false, fading = false;
+};
+struct CampaignCell {
+  std::string name;  // "gain | linear", "healthy", "intermittent", "curve gain"
+  int64_t trials = 0;
+};
+std::vector<CampaignCell> campaign_cells(const CampaignSpec& spec);
+Planned planned_trial(const CampaignSpec& spec, const TrialKey& key, int64_t layers);
 
-// Pools of kind x site class with Clopper-Pearson intervals, the confusion of kinds, healthy runs, and self and shadow
-// beside classic with McNemar's exact test.
-nlohmann::ordered_json summarise(CampaignStore& store);
+// What is left to do, all cells interleaved.
+std::vector<TrialKey> pending_trials(const CampaignSpec& spec, CampaignStore& store);
+
+// Where trials run: in this process, in processes of this machine, or wherever an implementation takes them.
+class TrialExecutor {
+ public:
+  virtual ~TrialExecutor() = default;
+  // Runs what `next` hands out until it gives nothing; each result goes to `done`, in any order, on this thread. A
+  // trial that could not be run goes to `failed` with a sentence and stays to be done.
+  virtual void run(const std::function<std::optional<TrialKey>()>& next, const std::function<void(Trial&&)>& done,
+                   const std::function<void(const TrialKey&, const std::string&)>& failed) = 0;
+};
+
+struct CampaignRun {
+  double time_limit = 0;  // seconds; no trial is begun later. 0: none
+  std::function<void(int64_t done, int64_t pending)> progress = {};
+};
+struct CampaignEnd {
+  int64_t done = 0, left = 0;
+  std::vector<std::string> failures;
+};
+// Continues where the store is.
+CampaignEnd run_campaign(TrialExecutor& executor, const CampaignSpec& spec, const std::string& fingerprint,
+                         CampaignStore& store, const CampaignRun& options);
+
+// Pools of kind x site class with Clopper-Pearson intervals, the confusion of kinds, healthy runs, cost, and self and
+// shadow beside classic with McNemar's exact test. for_each: hands every trial to its argument.
+nlohmann::ordered_json summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each);
 
 }  // namespace faultline

@@ -14,7 +14,13 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 struct Counts {
-  int64_t trials = 0, layer = 0, three = 0, place = 0, kind = 0;
+  int64_t trials = 0, found = 0, layer = 0, three = 0, place = 0, kind = 0;
+
+  void add(const Json& said) {
+    ++trials, found += said.value("found", false);
+    layer += said.value("layer_right", false), three += said.value("layer_in_three", false);
+    place += said.value("place_right", false), kind += said.value("kind_right", false);
+  }
 };
 
 OrderedJson rate(int64_t right, int64_t trials) {
@@ -29,75 +35,132 @@ OrderedJson to_json(const Counts& counts) {
           {"kind", rate(counts.kind, counts.trials)}};
 }
 
+struct Cost {
+  int64_t diagnoses = 0;
+  double seconds = 0, forwards = 0, layer_forwards = 0;
+
+  void add(const Json& said) {
+    ++diagnoses;
+    seconds += said.value("seconds", 0.0), forwards += said.value("forwards", 0.0);
+    layer_forwards += said.value("layer_forwards", 0.0);
+  }
+};
+
+struct Healthy {
+  int64_t flagged = 0, runs = 0;
+};
+
+struct Pair {  // who named the layer where the other did not
+  int64_t only_this = 0, only_classic = 0;
+};
+
+OrderedJson to_json(const Pair& pair) {
+  return {{"only_this", pair.only_this},
+          {"only_classic", pair.only_classic},
+          {"p", mcnemar_exact_test(pair.only_this, pair.only_classic)}};
+}
+
+struct Method {
+  std::map<std::string, Counts> pools, intermittent;
+  std::map<std::string, std::map<double, Counts>> curves;               // kind, strength
+  std::map<std::string, std::map<std::string, int64_t>> confusion;      // planted, said
+  std::map<std::string, Healthy> healthy;                               // by type and shape; "all"
+  std::map<std::string, Pair> against_classic;                          // by pool; "all"
+  Cost once;                                                            // diagnoses of one pass
+};
+
 const std::set<std::string> kMethods = {"classic", "self", "shadow"};
 
 struct Summary {
-  std::map<std::string, std::map<std::string, Counts>> pools;                              // method, pool
-  std::map<std::string, std::map<std::string, std::map<std::string, int64_t>>> confusion;  // method, planted, said
-  std::map<std::string, std::pair<int64_t, int64_t>> healthy;                              // flagged, all
-  std::map<std::string, std::pair<double, double>> cost;                                   // seconds, forwards
-  std::map<std::string, std::pair<int64_t, int64_t>> against_classic;  // only it, only classic named the layer
-  int64_t planted = 0, inactive = 0, diagnoses = 0;
+  std::map<std::string, Method> methods;
+  std::map<std::string, int64_t> inactive;  // by planted fault
+  int64_t planted = 0, diagnoses = 0;
 
   void add(const Trial& trial);
+  void add_said(Method& method, const Trial& trial, const Json& said, bool classic_right) const;
 };
+
+void Summary::add_said(Method& method, const Trial& trial, const Json& said, bool classic_right) const {
+  const Json& outcome = trial.outcome;
+  if (said.value("passes", 1) == 1) method.once.add(said);
+  if (trial.key.cell == "healthy") {
+    const std::string shape = fmt::format("{} x {}", outcome.value("dtype", ""), outcome.value("rows", 1));
+    for (const std::string& name : {std::string("all"), outcome.value("dtype", std::string()), shape}) {
+      Healthy& healthy = method.healthy[name];
+      ++healthy.runs, healthy.flagged += said.value("found", false);
+    }
+    return;
+  }
+  const std::string kind = outcome.value("planted_kind", ""), pool = outcome.value("pool", "");
+  if (trial.key.cell == "intermittent") {
+    method.intermittent["all"].add(said), method.intermittent[kind].add(said);
+    return;
+  }
+  if (trial.key.cell.starts_with("curve ")) {
+    method.curves[kind][outcome.value("strength", 0.0)].add(said);
+    return;
+  }
+  const std::string extent = fmt::format("{:g}", outcome.value("extent", 1.0));
+  const std::string inside = pool == "layer output" ? pool : "inside the block";
+  ++method.confusion[kind][said.value("found", false) ? said.value("kind", "") : "healthy"];
+  for (const std::string& name : {std::string("all"), kind + " x " + pool, pool + " x " + extent,
+                                  inside + " x " + extent + " in all", kind, pool})
+    method.pools[name].add(said);
+  const bool right = said.value("layer_right", false);
+  for (const std::string& name : {std::string("all"), kind + " x " + pool}) {
+    Pair& pair = method.against_classic[name];
+    pair.only_this += right && !classic_right, pair.only_classic += !right && classic_right;
+  }
+}
 
 void Summary::add(const Trial& trial) {
   const Json& outcome = trial.outcome;
   if (outcome.value("inactive", false)) {
-    ++inactive;
+    ++inactive[outcome.value("fault", "")];
     return;
   }
-  const bool is_healthy = trial.key.cell == "healthy";
-  planted += !is_healthy;
+  planted += trial.key.cell != "healthy";
   const bool classic = outcome.contains("classic") && outcome["classic"].value("layer_right", false);
-  for (const std::string& method : kMethods) {
-    if (!outcome.contains(method)) continue;
-    const Json& said = outcome[method];
+  for (const std::string& name : kMethods) {
+    if (!outcome.contains(name)) continue;
     ++diagnoses;
-    cost[method].first += said.value("seconds", 0.0), cost[method].second += said.value("forwards", 0.0);
-    if (is_healthy) {
-      healthy[method].first += said.value("found", false), ++healthy[method].second;
-      continue;
-    }
-    const std::string kind = outcome["planted_kind"], pool = outcome["pool"];
-    const std::string extent = fmt::format("{:g}", outcome["extent"].get<double>());
-    ++confusion[method][kind][said.value("found", false) ? said.value("kind", "") : "healthy"];
-    for (const std::string& name : {std::string("all"), kind + " x " + pool, pool + " x " + extent, kind, pool}) {
-      Counts& counts = pools[method][name];
-      ++counts.trials;
-      counts.layer += said.value("layer_right", false), counts.three += said.value("layer_in_three", false);
-      counts.place += said.value("place_right", false), counts.kind += said.value("kind_right", false);
-    }
-    const bool layer = said.value("layer_right", false);
-    against_classic[method].first += layer && !classic, against_classic[method].second += !layer && classic;
+    add_said(methods[name], trial, outcome[name], classic);
   }
+}
+
+OrderedJson to_json(const Method& method, bool beside_classic) {
+  OrderedJson json = {{"pools", OrderedJson::object()}, {"confusion", method.confusion}};
+  for (const auto& [name, counts] : method.pools) json["pools"][name] = to_json(counts);
+  for (const auto& [name, healthy] : method.healthy)
+    json["healthy"][name] = {{"flagged", healthy.flagged},
+                             {"runs", healthy.runs},
+                             {"upper", clopper_pearson_upper(healthy.flagged, healthy.runs)}};
+  for (const auto& [name, counts] : method.intermittent) json["intermittent"][name] = to_json(counts);
+  for (const auto& [kind, points] : method.curves)
+    for (const auto& [strength, counts] : points)
+      json["curves"][kind].push_back({{"strength", strength}, {"layer", rate(counts.layer, counts.trials)}});
+  const auto diagnoses = static_cast<double>(std::max<int64_t>(1, method.once.diagnoses));
+  json["seconds"] = method.once.seconds / diagnoses;
+  json["forward_equivalents"] = method.once.forwards / diagnoses;
+  json["layer_forward_equivalents"] = method.once.layer_forwards / diagnoses;
+  if (beside_classic)
+    for (const auto& [name, pair] : method.against_classic) json["against_classic"][name] = to_json(pair);
+  return json;
 }
 
 }  // namespace
 
-OrderedJson summarise(CampaignStore& store) {
+OrderedJson summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each) {
   Summary summary;
-  store.for_each([&](Trial&& trial) { summary.add(trial); });
+  for_each([&](const Trial& trial) { summary.add(trial); });
   OrderedJson methods = OrderedJson::object();
-  for (const auto& [method, pools] : summary.pools) {
-    OrderedJson one = {{"pools", OrderedJson::object()}, {"confusion", summary.confusion[method]}};
-    for (const auto& [pool, counts] : pools) one["pools"][pool] = to_json(counts);
-    const auto [flagged, runs] = summary.healthy[method];
-    if (runs > 0) {
-      one["healthy"] = {{"flagged", flagged}, {"runs", runs}, {"upper", clopper_pearson_upper(flagged, runs)}};
-    }
-    const auto [seconds, forwards] = summary.cost[method];
-    const auto all = static_cast<double>(pools.at("all").trials + runs);
-    one["seconds"] = seconds / all, one["forward_equivalents"] = forwards / all;
-    const auto [better, worse] = summary.against_classic[method];
-    if (method != "classic" && summary.pools.contains("classic"))
-      one["against_classic"] = {
-          {"only_this", better}, {"only_classic", worse}, {"p", mcnemar_exact_test(better, worse)}};
-    methods[method] = std::move(one);
-  }
+  for (const auto& [name, method] : summary.methods)
+    methods[name] = to_json(method, name != "classic" && summary.methods.contains("classic"));
+  int64_t inactive = 0;
+  for (const auto& [name, count] : summary.inactive) inactive += count;
   return {{"planted", summary.planted},
-          {"inactive", summary.inactive},
+          {"inactive", inactive},
+          {"inactive_by_fault", summary.inactive},
           {"diagnoses", summary.diagnoses},
           {"methods", methods}};
 }

@@ -180,7 +180,7 @@ Diagnosis diagnose_classic(const CausalLm& model, const ClassicOptions& options)
   std::stable_sort(diagnosis.candidates.begin(), diagnosis.candidates.end(),
                    [](const auto& a, const auto& b) { return a.score > b.score; });
   diagnosis.relations = std::ssize(probes) * 6;
-  diagnosis.forwards = run.forwards();
+  diagnosis.forwards = diagnosis.layer_forwards = run.forwards();
   diagnosis.not_excluded.push_back("anything: a score compares layers with each other and has no error rate");
   if (model.layers().size() < 5)
     diagnosis.not_tested.push_back("fewer than five layers: there are no neighbours to compare with");

@@ -75,10 +75,14 @@ at::Tensor relative_error(const at::Tensor& first, const at::Tensor& second) {
 
 }  // namespace
 
-Comparison compare_sides(const CausalLm& model, const Side& second, const at::Tensor& tokens) {
+std::vector<RecordedCall> record_forward(const CausalLm& model, const at::Tensor& tokens) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard phase(Phase::kDiagnose);
-  const std::vector<RecordedCall> calls = record_calls([&] { model.logits(model.hidden_states(tokens)); });
+  return record_calls([&] { model.logits(model.hidden_states(tokens)); });
+}
+
+Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& second) {
+  const at::NoGradGuard no_gradients;
   std::map<std::string, Gathered> whole;
   std::map<std::pair<std::string, int64_t>, Gathered> by_layer;
   std::set<std::string> missing;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "diagnose/recorder.h"
 #include "model/causal_lm.h"
 
 namespace faultline {
@@ -32,7 +33,8 @@ struct Comparison {
 };
 
 // The model lives on the first side.
-Comparison compare_sides(const CausalLm& model, const Side& second, const at::Tensor& tokens);
+std::vector<RecordedCall> record_forward(const CausalLm& model, const at::Tensor& tokens);
+Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& second);
 
 nlohmann::ordered_json to_json(const Comparison& comparison);
 // What the fault `profile` reads.

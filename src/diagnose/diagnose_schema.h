@@ -8,7 +8,6 @@ namespace faultline {
 
 void register_diagnose_section();  // of the recipe's schema; once
 
-// recipe: validated, with the section. reference: where answers are computed.
-CampaignSpec read_campaign(const Node& recipe, const at::Device& reference);
+CampaignSpec read_campaign(const Node& recipe);  // validated, with the section
 
 }  // namespace faultline

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "diagnose/campaign.h"
+#include "diagnose/examination.h"
 #include "diagnose/classic.h"
 #include "diagnose/kind.h"
 #include "diagnose/self.h"
@@ -30,8 +30,9 @@ struct Machine {
   Examiner examiner;
   at::Tensor tokens = at::arange(12, at::kLong).unsqueeze(0);
 
-  explicit Machine(at::ScalarType dtype = at::kBFloat16, int64_t layers = 6)
-      : model(tiny_config(layers), 3, dtype, at::kCPU), examiner(model, at::kCPU, 0, true) {}
+  explicit Machine(at::ScalarType dtype = at::kBFloat16, int64_t layers = 6) : Machine(tiny_config(layers), dtype) {}
+  explicit Machine(const ModelConfig& config, at::ScalarType dtype = at::kBFloat16)
+      : model(config, 3, dtype, at::kCPU), examiner(model, at::kCPU, 0, true) {}
 
   Diagnosis diagnose(const std::string& method, const std::vector<std::string>& faults = {}, int64_t passes = 1,
                      uint64_t seed = 1) {
@@ -154,6 +155,76 @@ TEST(Self, WorksWithOneTokenAndOneLayer) {
   EXPECT_FALSE(machine.diagnose("self").fault_found());
   EXPECT_FALSE(machine.diagnose("shadow").fault_found());
   EXPECT_TRUE(machine.diagnose("self", {"gain(strength=0.05) @ module=layer_output,layer=0"}).fault_found());
+}
+
+TEST(Healthy, IsSilentInBatches) {
+  Machine machine;
+  machine.tokens = (at::arange(30, at::kLong) * 11 % 64).reshape({3, 10});
+  EXPECT_FALSE(machine.diagnose("self").fault_found());
+  EXPECT_FALSE(machine.diagnose("shadow").fault_found());
+}
+
+TEST(Self, DoesNotTakeBiasesForOffsets) {
+  ModelConfig config = tiny_config(3);
+  config.architecture = Architecture::kQwen2;
+  config.attention_bias = true;
+  Machine machine(config);
+  for (CausalLm::Parameter& one : machine.model.parameters())
+    if (one.name.ends_with(".bias")) one.tensor->fill_(0.25);
+  const Diagnosis diagnosis = machine.diagnose("self");
+  EXPECT_FALSE(diagnosis.fault_found());
+  EXPECT_EQ(to_json(diagnosis)["verdict"], "healthy_where_tested");
+  const Diagnosis broken = machine.diagnose("self", {"gain(strength=0.05) @ module=k_proj,surface=output,layer=1"});
+  ASSERT_TRUE(broken.fault_found());
+  EXPECT_EQ(broken.candidates[0].layer, 1);
+}
+
+// All experts score alike: which are chosen is arbitrary, and no fault.
+TEST(Self, IsNotMisledByRoutingTies) {
+  ModelConfig config = tiny_config(3);
+  config.architecture = Architecture::kQwen3Moe;
+  config.moe.experts = 4, config.moe.experts_per_token = 2, config.moe.expert_size = 32;
+  Machine machine(config);
+  for (CausalLm::Parameter& one : machine.model.parameters())
+    if (one.name.ends_with("mlp.gate.weight")) one.tensor->fill_(0.5);
+  const Diagnosis diagnosis = machine.diagnose("self");
+  EXPECT_FALSE(diagnosis.fault_found());
+  EXPECT_NE(to_json(diagnosis)["verdict"], "healthy");
+}
+
+TEST(AMachine, ThatFailsInTheMiddleIsNotHealthy) {
+  for (const std::string method : {"self", "shadow"}) {
+    Machine machine;
+    EXPECT_FALSE(machine.diagnose(method).fault_found());
+    machine.model.linears()[9]->weight = at::zeros({3, 5}, at::kBFloat16);  // what reads it throws
+    const Diagnosis diagnosis = machine.diagnose(method);
+    EXPECT_TRUE(diagnosis.broken_off);
+    EXPECT_EQ(to_json(diagnosis)["verdict"], "not_tested");
+    EXPECT_NE(diagnosis.not_tested[0].find("failed in the middle"), std::string::npos);
+  }
+}
+
+TEST(Evidence, DrawsTheResidual) {
+  Machine machine;
+  const Diagnosis dead = machine.diagnose("self", {"deadzone(threshold=0.05) @ module=layer_output,layer=1"});
+  ASSERT_TRUE(dead.fault_found());
+  for (const Evidence::Bin& bin : dead.candidates[0].evidence[0].picture) {
+    if (bin.to <= 0.03) EXPECT_EQ(bin.wrong, bin.elements);
+    if (bin.from >= 0.1) EXPECT_EQ(bin.wrong, 0);
+  }
+  const Diagnosis gain = machine.diagnose("self", {"gain(strength=0.05) @ module=layer_output,layer=1"});
+  ASSERT_TRUE(gain.fault_found());
+  const Evidence::Bin& top = gain.candidates[0].evidence[0].picture.back();
+  EXPECT_EQ(top.wrong, top.elements);
+  EXPECT_NEAR(top.ratio, 1.05, 0.01);
+}
+
+TEST(Self, NamesTheLayerForAFewForwards) {
+  Machine machine;
+  machine.tokens = (at::arange(24, at::kLong) * 7 % 64).unsqueeze(0);
+  const Diagnosis diagnosis = machine.diagnose("self");
+  EXPECT_LE(diagnosis.layer_forwards, 8);
+  EXPECT_GT(diagnosis.forwards, diagnosis.layer_forwards);
 }
 
 TEST(Classic, GivesTheSameScoresFromCachedInputs) {

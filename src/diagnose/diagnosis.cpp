@@ -18,13 +18,22 @@ OrderedJson to_json(const Evidence& evidence) {
                        {"column", sample.column},
                        {"expected", number(sample.expected)},
                        {"observed", number(sample.observed)}});
+  OrderedJson picture = OrderedJson::array();
+  for (const Evidence::Bin& bin : evidence.picture)
+    picture.push_back({{"from", bin.from},
+                       {"to", bin.to},
+                       {"elements", bin.elements},
+                       {"wrong", bin.wrong},
+                       {"ratio", number(bin.ratio)},
+                       {"residual", number(bin.residual)}});
   return {{"relation", evidence.relation},
           {"place", evidence.place},
           {"elements", evidence.elements},
           {"violations", evidence.violations},
           {"ratio", number(evidence.ratio)},
           {"pass", evidence.pass},
-          {"samples", samples}};
+          {"samples", samples},
+          {"picture", picture}};
 }
 
 OrderedJson to_json(const Candidate& candidate) {
@@ -68,7 +77,7 @@ OrderedJson to_json(const Diagnosis& diagnosis) {
   for (const Candidate& candidate : diagnosis.candidates) candidates.push_back(to_json(candidate));
   const char* verdict = diagnosis.fault_found()        ? "fault"
                         : diagnosis.not_tested.empty() ? "healthy"
-                        : diagnosis.relations > 0      ? "healthy_where_tested"
+                        : diagnosis.relations > 0 && !diagnosis.broken_off ? "healthy_where_tested"
                                                        : "not_tested";
   return {{"version", kDiagnosisVersion},
           {"method", diagnosis.method},
@@ -80,6 +89,7 @@ OrderedJson to_json(const Diagnosis& diagnosis) {
           {"elements", diagnosis.elements},
           {"passes", diagnosis.passes},
           {"forward_equivalents", diagnosis.forwards},
+          {"layer_forward_equivalents", diagnosis.layer_forwards},
           {"operator_calls", diagnosis.operator_calls},
           {"seconds", diagnosis.seconds}};
 }
@@ -90,13 +100,20 @@ OrderedJson diagnosis_schema() {
   const OrderedJson layer = {{"type", "integer"}, {"minimum", -1}};
   const OrderedJson sample =
       object({{"row", count}, {"column", count}, {"expected", any_number}, {"observed", any_number}});
+  const OrderedJson bin = object({{"from", amount},
+                                  {"to", amount},
+                                  {"elements", count},
+                                  {"wrong", count},
+                                  {"ratio", any_number},
+                                  {"residual", any_number}});
   const OrderedJson evidence = object({{"relation", text},
                                        {"place", text},
                                        {"elements", count},
                                        {"violations", count},
                                        {"ratio", any_number},
                                        {"pass", count},
-                                       {"samples", list_of(sample)}});
+                                       {"samples", list_of(sample)},
+                                       {"picture", list_of(bin)}});
   const OrderedJson candidate = object({{"layer", layer},
                                         {"place", text},
                                         {"operation", text},
@@ -116,6 +133,7 @@ OrderedJson diagnosis_schema() {
                                {"elements", count},
                                {"passes", count},
                                {"forward_equivalents", amount},
+                               {"layer_forward_equivalents", amount},
                                {"operator_calls", count},
                                {"seconds", amount}});
   schema["$schema"] = "https://json-schema.org/draft/2020-12/schema";

@@ -24,6 +24,14 @@ struct Evidence {
     double expected, observed;
   };
   std::vector<Sample> samples;  // the worst few, for --explain
+  // The residual by the size of what was expected: small values first, the row's largest last.
+  struct Bin {
+    double from, to;  // of |expected| over the largest of its row
+    int64_t elements, wrong;
+    double ratio;     // median of observed / expected where it is wrong; NaN: none is
+    double residual;  // median of observed - expected there
+  };
+  std::vector<Bin> picture;
 };
 
 enum class Certainty {
@@ -51,9 +59,11 @@ struct Diagnosis {
   std::vector<std::string> not_excluded;
   int64_t relations = 0, elements = 0;  // judged
   double forwards = 0;                  // forward-equivalents of the prompt
+  double layer_forwards = 0;            // of them, what naming the layer alone would have cost
   int64_t operator_calls = 0;
   int64_t passes = 1;
   double seconds = 0;
+  bool broken_off = false;  // the machine failed in the middle: what was not asked is not healthy
 
   bool fault_found() const { return !candidates.empty(); }
 };

@@ -11,6 +11,7 @@ namespace faultline {
 namespace {
 
 constexpr int64_t kSamples = 6;
+constexpr double kBins[] = {1e-6, 1e-4, 0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 0.9, 1};  // upper ends
 
 at::Tensor violations_of(const Observation& observation) {
   const at::Tensor& observed = observation.observed;
@@ -29,6 +30,32 @@ void add_samples(const Observation& observation, const at::Tensor& where, Eviden
     const int64_t row = index[i][0].item<int64_t>(), column = index[i][1].item<int64_t>();
     evidence.samples.push_back({row, column, observation.expected[row][column].to(at::kDouble).item<double>(),
                                 observation.observed[row][column].to(at::kDouble).item<double>()});
+  }
+}
+
+double median_or_nan(const at::Tensor& values) {
+  return values.numel() == 0 ? std::nan("") : values.median().item<double>();
+}
+
+void add_picture(const Observation& observation, const at::Tensor& where, const Judged& judged, Evidence& evidence) {
+  const auto cut = [&](const at::Tensor& x) { return x.narrow(1, judged.first, judged.size).to(at::kCPU); };
+  const at::Tensor wrong = cut(where);
+  const at::Tensor columns = wrong.any(0).nonzero().reshape(-1);
+  const at::Tensor expected = cut(observation.expected).to(at::kDouble);
+  const at::Tensor size = expected.abs() / expected.abs().amax(1, true).clamp_min(1e-300);
+  const auto taken = [&](const at::Tensor& x) { return x.index_select(1, columns); };
+  const at::Tensor e = taken(expected), o = taken(cut(observation.observed).to(at::kDouble)), w = taken(wrong);
+  const at::Tensor s = taken(size);
+  double from = 0;
+  for (const double to : kBins) {
+    const at::Tensor here = s.ge(from).logical_and(to < 1 ? s.lt(to) : s.le(1));
+    const at::Tensor bad = here.logical_and(w).logical_and(o.isfinite());
+    const at::Tensor expected_there = e.masked_select(bad), observed_there = o.masked_select(bad);
+    Evidence::Bin bin{from, to, here.sum().item<int64_t>(), here.logical_and(w).sum().item<int64_t>(), 0, 0};
+    bin.ratio = median_or_nan((observed_there / expected_there).nan_to_num(0, 0, 0));
+    bin.residual = median_or_nan(observed_there - expected_there);
+    if (bin.elements > 0) evidence.picture.push_back(bin);
+    from = to;
   }
 }
 
@@ -72,6 +99,7 @@ std::optional<Judged> judge(const Observation& observation) {
   evidence.violations = count;
   evidence.ratio = worst_ratio(observation, where);
   add_samples(observation, where, evidence);
+  add_picture(observation, where, judged, evidence);
   return judged;
 }
 

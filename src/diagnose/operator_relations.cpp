@@ -150,6 +150,9 @@ void OperatorProbe::probe_modules(const Layer& layer, int64_t index) const {
   const Attention& attention = layer.attention;
   const at::Tensor x = patterns(model.config().hidden, 8);
   const int64_t kv = attention.kv_heads * attention.head_size;
+  for (const Linear* linear : linears_of(layer))  // the parts, and the module around them
+    cost.multiplications +=
+        static_cast<double>(x.size(0) * (2 + repetitions)) * static_cast<double>(linear->weight.numel());
   {
     const at::Tensor qkv = attention.qkv(x);
     const at::Tensor value = qkv.narrow(1, qkv.size(1) - kv, kv).reshape({x.size(0), attention.kv_heads, -1});

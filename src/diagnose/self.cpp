@@ -14,7 +14,7 @@
 namespace faultline {
 namespace {
 
-constexpr int64_t kInfinityRows = 32;
+constexpr int64_t kInfinityRows = 16;
 constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40;
 
 class SelfProbe {
@@ -25,6 +25,7 @@ class SelfProbe {
     const at::Tensor rows = infinity_rows(model.config().hidden, dtype_, options.seed);
     if (rows.defined()) infinity_ = rows.to(model.device());
     for (const Layer& layer : model.layers()) testable_.push_back(is_testable(layer));
+    rows_ = options.tokens.dim() == 2 ? options.tokens.size(0) : 1;
     bias_ = model.config().attention_bias || model.config().output_bias;
   }
 
@@ -46,9 +47,9 @@ class SelfProbe {
   at::ScalarType dtype_;
   at::Tensor infinity_;
   bool bias_ = false;
-  int64_t pass_ = 0;
+  int64_t pass_ = 0, rows_ = 1;
   Accusations accusations_;
-  Cost cost_;
+  Cost layer_cost_, operator_cost_;
   std::vector<bool> testable_;       // by layer
   std::vector<int64_t> not_finite_;  // layers whose input was not finite
 };
@@ -67,8 +68,8 @@ bool SelfProbe::is_testable(const Layer& layer) const {
 }
 
 at::Tensor SelfProbe::run_layer(int64_t layer, const at::Tensor& x, int64_t rows) {
-  ++cost_.calls;
-  cost_.multiplications +=
+  ++layer_cost_.calls;
+  layer_cost_.multiplications +=
       static_cast<double>(x.size(0)) * weights_of(model_.layers()[static_cast<std::size_t>(layer)]);
   return model_.run_layer(layer, x, rows);
 }
@@ -78,7 +79,7 @@ void SelfProbe::probe_small(int64_t layer, const at::Tensor& x) {
   const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
   if (bias_) return;
   const at::Tensor nothing = at::zeros_like(x);
-  observe({"zero", "layer_output", place, nothing, run_layer(layer, nothing, 1)});
+  observe({"zero", "layer_output", place, nothing, run_layer(layer, nothing, rows_)});
   if (dtype_ == at::kHalf) return;
   at::Tensor small, tolerance;
   {
@@ -86,7 +87,7 @@ void SelfProbe::probe_small(int64_t layer, const at::Tensor& x) {
     small = x * kTiny;
     tolerance = at::full_like(nothing, kTinyBound, at::kFloat);
   }
-  const at::Tensor y = run_layer(layer, small, 1);
+  const at::Tensor y = run_layer(layer, small, rows_);
   observe({"tiny", "layer_output", place, at::zeros_like(nothing, at::kFloat), y, tolerance});
   // Swallowed: a column that is zero wherever something went in. Zeros by chance are rare and stand alone.
   const PlanPause pause;
@@ -114,8 +115,10 @@ void SelfProbe::probe_half_block(int64_t index, const at::Tensor& x) {
       const PlanPause pause;
       input = base * factor;
     }
-    ++cost_.calls;
-    const Sight sight = model_.whole_rows(1, x.size(0));
+    ++layer_cost_.calls;
+    for (const Linear* linear : {&layer.attention.qkv, &layer.attention.output})
+      layer_cost_.multiplications += static_cast<double>(x.size(0)) * static_cast<double>(linear->weight.numel());
+    const Sight sight = model_.whole_rows(rows_, x.size(0) / rows_);
     const at::Tensor update = layer.attention(layer.input_norm(input), sight, index);
     const PlanPause pause;
     return std::pair(at::add(input, update).to(at::kDouble), base.to(at::kDouble) * factor);
@@ -142,7 +145,7 @@ void SelfProbe::probe_layer(int64_t layer, const at::Tensor& x) {
   }
   if (!options_.operators) return;
   const OperatorProbe probe{
-      model_, answers_, options_.seed, pass_ == 0 ? 1 : 0, [&](const Observation& one) { observe(one); }, cost_};
+      model_, answers_, options_.seed, pass_ == 0 ? 1 : 0, [&](const Observation& one) { observe(one); }, operator_cost_};
   probe.probe_layer(layer);
 }
 
@@ -160,13 +163,14 @@ void SelfProbe::pass(int64_t number) {
     const bool testable = testable_[static_cast<std::size_t>(layer)];
     if (testable) probe_layer(layer, finite ? x : at::Tensor());
     if (number > 0) continue;
-    const at::Tensor y = run_layer(layer, x, 1);
+    const at::Tensor y = run_layer(layer, x, rows_);
     const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
-    if (finite && testable) observe({"repetition", "layer_output", place, y, run_layer(layer, x, 1)});
+    if (finite && testable) observe({"repetition", "layer_output", place, y, run_layer(layer, x, rows_)});
     x = y;
   }
   if (!options_.operators) return;
-  OperatorProbe{model_, answers_, options_.seed, 1, [&](const Observation& one) { observe(one); }, cost_}.probe_ends();
+  OperatorProbe{model_, answers_, options_.seed, 1, [&](const Observation& one) { observe(one); }, operator_cost_}
+      .probe_ends();
 }
 
 void SelfProbe::say_limits(Diagnosis& diagnosis) const {
@@ -201,16 +205,25 @@ Diagnosis SelfProbe::run() {
   Diagnosis diagnosis;
   diagnosis.method = "self";
   int64_t passes = 0;
-  for (; passes < options_.passes && !accusations_.any(); ++passes) pass(passes);
+  try {
+    for (; passes < options_.passes && !accusations_.any(); ++passes) pass(passes);
+  } catch (const c10::Error& error) {
+    diagnosis.broken_off = true;
+    diagnosis.not_tested.push_back(
+        fmt::format("the machine failed in the middle, after {} relations; what was not asked by then: {}",
+                    accusations_.relations(), error.what_without_backtrace()));
+  }
   diagnosis.passes = passes;
   diagnosis.candidates = accusations_.candidates();
   diagnosis.relations = accusations_.relations();
   diagnosis.elements = accusations_.elements();
-  diagnosis.operator_calls = cost_.calls;
+  diagnosis.operator_calls = layer_cost_.calls + operator_cost_.calls;
   double forward = 0;
   for (const Layer& layer : model_.layers()) forward += weights_of(layer);
-  diagnosis.forwards = cost_.multiplications / (forward * static_cast<double>(options_.tokens.numel()));
-  {
+  forward *= static_cast<double>(options_.tokens.numel());
+  diagnosis.layer_forwards = layer_cost_.multiplications / forward;
+  diagnosis.forwards = diagnosis.layer_forwards + operator_cost_.multiplications / forward;
+  if (!diagnosis.broken_off) {
     const PlanPause pause;
     say_limits(diagnosis);
   }

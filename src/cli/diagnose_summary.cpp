@@ -1,0 +1,106 @@
+// The summary of a campaign of diagnoses, as text and as Markdown.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/diagnose_campaign.h"
+#include "cli/output.h"
+
+namespace faultline::cli {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string rate_text(const OrderedJson& rate) {
+  const auto right = rate["right"].get<int64_t>(), trials = rate["trials"].get<int64_t>();
+  return fmt::format("{}/{} ({:.1f}-{:.1f} %)", right, trials, 100 * rate["interval"][0].get<double>(),
+                     100 * rate["interval"][1].get<double>());
+}
+
+std::string markdown_table(const Rows& rows) {
+  std::string text;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    text += "| " + joined(rows[i], " | ") + " |\n";
+    if (i > 0) continue;
+    text += "|";
+    for (std::size_t column = 0; column < rows[0].size(); ++column) text += "---|";
+    text += "\n";
+  }
+  return text;
+}
+
+Rows pool_rows(const OrderedJson& pools) {
+  Rows rows = {{"pool", "layer", "layer and operator", "kind"}};
+  for (const auto& [pool, rates] : pools.items())
+    rows.push_back(
+        {pool, rate_text(rates["layer"]), rate_text(rates["layer_and_operator"]), rate_text(rates["kind"])});
+  return rows;
+}
+
+Rows confusion_rows(const OrderedJson& confusion) {
+  std::vector<std::string> said;
+  for (const auto& [planted, answers] : confusion.items())
+    for (const auto& [answer, count] : answers.items())
+      if (std::find(said.begin(), said.end(), answer) == said.end()) said.push_back(answer);
+  Rows rows = {{"planted"}};
+  rows[0].insert(rows[0].end(), said.begin(), said.end());
+  for (const auto& [planted, answers] : confusion.items()) {
+    rows.push_back({planted});
+    for (const std::string& answer : said)
+      rows.back().push_back(fmt::format("{}", answers.value(answer, int64_t{0})));
+  }
+  return rows;
+}
+
+Rows curve_rows(const OrderedJson& curves) {
+  Rows rows = {{"kind", "strength", "layer"}};
+  for (const auto& [kind, points] : curves.items())
+    for (const OrderedJson& point : points)
+      rows.push_back({kind, fmt::format("{:g}", point["strength"].get<double>()), rate_text(point["layer"])});
+  return rows;
+}
+
+std::string method_text(const std::string& name, const OrderedJson& one, bool markdown) {
+  const auto shown = [&](const Rows& rows) { return markdown ? "\n" + markdown_table(rows) + "\n" : table(rows); };
+  std::string text = markdown ? fmt::format("## {}\n\n", name) : "\n" + styled(Style::kHeading, name) + "\n";
+  text += fmt::format("{:.2f} s, {:.1f} forward-equivalents a diagnosis, {:.1f} for the layer alone.\n",
+                      one["seconds"].get<double>(), one["forward_equivalents"].get<double>(),
+                      one["layer_forward_equivalents"].get<double>());
+  if (one.contains("healthy")) {
+    Rows rows = {{"healthy", "accused", "runs", "at most (95 %)"}};
+    for (const auto& [shape, healthy] : one["healthy"].items())
+      rows.push_back({shape, fmt::format("{}", healthy["flagged"].get<int64_t>()),
+                      fmt::format("{}", healthy["runs"].get<int64_t>()),
+                      fmt::format("{:.2f} %", 100 * healthy["upper"].get<double>())});
+    text += shown(rows);
+  }
+  if (one.contains("against_classic")) {
+    const OrderedJson& all = one["against_classic"].value("all", OrderedJson());
+    if (!all.is_null())
+      text += fmt::format("The layer named where classic did not: {}; the other way: {}; p = {:.2g} (McNemar, exact).\n",
+                          all["only_this"].get<int64_t>(), all["only_classic"].get<int64_t>(), all["p"].get<double>());
+  }
+  text += shown(pool_rows(one["pools"]));
+  if (one.contains("intermittent")) text += "Faults that act in one call of ten:\n" + shown(pool_rows(one["intermittent"]));
+  if (one.contains("curves")) text += "Faults of growing strength, dense:\n" + shown(curve_rows(one["curves"]));
+  if (markdown) text += "What was said (columns) of what was planted (rows):\n" + shown(confusion_rows(one["confusion"]));
+  return text;
+}
+
+std::string whole(const OrderedJson& summary, bool markdown) {
+  std::string text =
+      fmt::format("{} planted faults, {} diagnoses; {} trials left out because their fault changed nothing.\n",
+                  summary["planted"].get<int64_t>(), summary["diagnoses"].get<int64_t>(),
+                  summary["inactive"].get<int64_t>());
+  if (markdown) text += "\n";
+  for (const auto& [name, one] : summary["methods"].items()) text += method_text(name, one, markdown);
+  return text;
+}
+
+}  // namespace
+
+std::string summary_text(const OrderedJson& summary) { return whole(summary, false); }
+std::string summary_markdown(const OrderedJson& summary) { return whole(summary, true); }
+
+}  // namespace faultline::cli

@@ -1,0 +1,163 @@
+// A campaign's plan of trials is balanced, its store is the truth, its executor may lose workers, its summary counts
+// what it says.
+#include "diagnose/campaign.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "diagnose/campaign_records.h"
+#include "diagnose/executor.h"
+#include "record/temporary_directory.h"
+
+namespace faultline {
+namespace {
+
+// Says that everything was found, without a model.
+class Clerk : public TrialExecutor {
+ public:
+  explicit Clerk(int64_t limit = 1000000) : limit_(limit) {}
+  void run(const std::function<std::optional<TrialKey>()>& next, const std::function<void(Trial&&)>& done,
+           const std::function<void(const TrialKey&, const std::string&)>& failed) override {
+    while (const auto key = next()) {
+      if (ran_++ >= limit_) {
+        failed(*key, "tired");
+        continue;
+      }
+      Trial trial;
+      trial.key = *key;
+      trial.status = TrialStatus::kPass;
+      const Json said = {{"found", true}, {"layer_right", true}, {"place_right", true}, {"kind", "gain"}, {"passes", 1}};
+      trial.outcome = {{"planted_kind", "gain"}, {"pool", "linear"}, {"extent", 1.0}, {"self", said}};
+      done(std::move(trial));
+    }
+  }
+
+ private:
+  int64_t limit_, ran_ = 0;
+};
+
+TEST(Campaign, CoversStrengthsExtentsSitesAndLayersAlike) {
+  const CampaignSpec spec = campaign_spec("full");
+  for (const std::string cell : {"gain | linear", "stuck_at | layer output", "deadzone | norm"}) {
+    std::map<int64_t, int> layers;
+    std::map<std::string, int> faults;
+    std::map<double, int> extents;
+    for (int64_t i = 0; i < 120; ++i) {
+      const Planned planned = planned_trial(spec, {cell, i}, 30);
+      ++layers[planned.layer], ++faults[planned.entry->name], ++extents[planned.extent];
+    }
+    EXPECT_EQ(layers.size(), 30u);
+    for (const auto& [layer, count] : layers) EXPECT_EQ(count, 4);
+    EXPECT_EQ(faults.size(), 2u);
+    for (const auto& [extent, count] : extents) EXPECT_NEAR(count, 40, 6);
+  }
+}
+
+TEST(Campaign, OfTheFullPresetHasThreeHundredTrialsAPoolAndAThousandHealthy) {
+  std::map<std::string, int64_t> trials;
+  for (const CampaignCell& cell : campaign_cells(campaign_spec("full"))) trials[cell.name] = cell.trials;
+  EXPECT_EQ(trials.at("healthy"), 1000);
+  int64_t pools = 0;
+  for (const auto& [name, count] : trials)
+    if (name.find(" | ") != std::string::npos) ++pools, EXPECT_GE(count, 300) << name;
+  EXPECT_EQ(pools, 9 * 5);
+}
+
+TEST(Campaign, GoesOnTrialByTrial) {
+  const TemporaryDirectory folder;
+  const CampaignSpec spec = campaign_spec("smoke");
+  CampaignStore store(folder.path() / "store.sqlite");
+  const auto all = std::ssize(pending_trials(spec, store));
+  Clerk tired(5), fresh;
+  const CampaignEnd first = run_campaign(tired, spec, "x", store, {});
+  EXPECT_EQ(first.done, 5);
+  EXPECT_EQ(first.left, all - 5);
+  EXPECT_EQ(std::ssize(first.failures), all - 5);
+  EXPECT_EQ(std::ssize(pending_trials(spec, store)), all - 5);
+  const CampaignEnd second = run_campaign(fresh, spec, "x", store, {});
+  EXPECT_EQ(second.done, all - 5);
+  EXPECT_EQ(second.left, 0);
+}
+
+TEST(Campaign, RefusesAStoreOfAnotherOne) {
+  const TemporaryDirectory folder;
+  const CampaignSpec spec = campaign_spec("smoke");
+  CampaignStore store(folder.path() / "store.sqlite");
+  Clerk clerk(1), other;
+  run_campaign(clerk, spec, "one", store, {});
+  EXPECT_THROW(run_campaign(other, spec, "two", store, {}), UsageError);
+}
+
+TEST(Campaign, RecordsAddUpToTheSameSummary) {
+  const TemporaryDirectory folder;
+  CampaignStore store(folder.path() / "store.sqlite");
+  Clerk clerk;
+  run_campaign(clerk, campaign_spec("smoke"), "x", store, {});
+  write_records(store, folder.path() / "records.jsonl");
+  const auto from = [](const std::filesystem::path& path) {
+    return summarise([&](const auto& visit) { for_each_trial(path, visit); });
+  };
+  EXPECT_EQ(from(folder.path() / "store.sqlite"), from(folder.path() / "records.jsonl"));
+  std::ofstream(folder.path() / "broken.jsonl") << "{\"cell\": 1}\n";
+  EXPECT_THROW(from(folder.path() / "broken.jsonl"), RuntimeFailure);
+}
+
+Trial trial_of(const std::string& cell, int64_t index, const Json& outcome) {
+  Trial trial;
+  trial.key = {cell, index};
+  trial.outcome = outcome;
+  return trial;
+}
+
+TEST(Summary, CountsWhatChangedNothingApart) {
+  const Json right = {{"found", true}, {"layer_right", true}, {"kind", "gain"}, {"passes", 1}};
+  const Json silent = {{"found", false}, {"passes", 1}};
+  const Json base = {{"planted_kind", "gain"}, {"pool", "linear"}, {"extent", 1.0}, {"fault", "gain 1%"}};
+  Json judged = base, idle = base;
+  judged["self"] = right, judged["classic"] = silent;
+  idle["inactive"] = true, idle["self"] = silent;
+  const Json healthy = {{"dtype", "fp16"}, {"rows", 2}, {"self", silent}};
+  const auto summary = summarise([&](const auto& visit) {
+    visit(trial_of("gain | linear", 0, judged));
+    visit(trial_of("gain | linear", 1, idle));
+    visit(trial_of("healthy", 0, healthy));
+  });
+  EXPECT_EQ(summary["planted"], 1);
+  EXPECT_EQ(summary["inactive"], 1);
+  EXPECT_EQ(summary["inactive_by_fault"]["gain 1%"], 1);
+  const auto& self = summary["methods"]["self"];
+  EXPECT_EQ(self["pools"]["gain x linear"]["layer"]["trials"], 1);
+  EXPECT_EQ(self["pools"]["gain x linear"]["layer"]["right"], 1);
+  EXPECT_EQ(self["healthy"]["fp16 x 2"]["runs"], 1);
+  EXPECT_EQ(self["against_classic"]["all"]["only_this"], 1);
+  EXPECT_EQ(summary["methods"]["classic"]["confusion"]["gain"]["healthy"], 1);
+}
+
+TEST(Worker, AnswersEveryLineAndSaysWhatWentWrong) {
+  std::istringstream in(
+      "{\"model\":\"/nowhere\",\"dtype\":\"bf16\",\"device\":\"cpu\",\"threads\":1,\"preset\":\"smoke\","
+      "\"methods\":[\"self\"],\"seed\":\"1\",\"tokens\":8}\n"
+      "{\"cell\":\"healthy\",\"index\":0}\n"
+      "not json\n");
+  std::ostringstream out;
+  serve_trials(in, out);
+  std::istringstream lines(out.str());
+  std::string line;
+  int count = 0;
+  for (; std::getline(lines, line); ++count) EXPECT_TRUE(Json::parse(line).contains("error")) << line;
+  EXPECT_EQ(count, 2);
+}
+
+TEST(Worker, RefusesWhatIsNoCampaign) {
+  std::istringstream in("{}\n");
+  std::ostringstream out;
+  EXPECT_THROW(serve_trials(in, out), UsageError);
+}
+
+}  // namespace
+}  // namespace faultline

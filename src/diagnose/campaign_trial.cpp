@@ -1,0 +1,200 @@
+#include "diagnose/campaign_trial.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "record/clock.h"
+#include "task/task.h"
+
+namespace faultline {
+namespace {
+
+constexpr int kSeedsTried = 16;
+constexpr int64_t kPassesForSparseSpikes = 16, kPassesForRare = 64;
+constexpr int64_t kPrompts = 64;
+constexpr std::array<const char*, 4> kHealthyTypes = {"", "fp16", "", "fp32"};  // "": the machine's own
+constexpr std::array<int64_t, 3> kHealthyRows = {1, 2, 5};
+
+at::ScalarType type_named(const std::string& name) {
+  return name == "fp32" ? at::kFloat : name == "fp16" ? at::kHalf : at::kBFloat16;
+}
+
+std::string place_of_trial(const Planned& planned) {
+  return fmt::format("model.layers.{}{}{}", planned.layer, planned.site->place.empty() ? "" : ".",
+                     planned.site->place);
+}
+
+bool acts(const CausalLm& model, Injection& injection, const at::Tensor& tokens) {
+  const at::NoGradGuard no_gradients;
+  const PhaseGuard phase(Phase::kDiagnose);
+  model.hidden_states(tokens);
+  return planted_by(injection.plan()).changed > 0;
+}
+
+double rounded(double value) { return std::round(value * 1000) / 1000; }
+
+Json said(const Diagnosis& diagnosis, const std::string& place, int64_t layer, const std::string& kind) {
+  Json json = {{"found", diagnosis.fault_found()},
+               {"candidates", std::ssize(diagnosis.candidates)},
+               {"seconds", rounded(diagnosis.seconds)},
+               {"forwards", rounded(diagnosis.forwards)},
+               {"layer_forwards", rounded(diagnosis.layer_forwards)},
+               {"passes", diagnosis.passes}};
+  if (!diagnosis.fault_found()) return json;
+  const Candidate& first = diagnosis.candidates.front();
+  json["place"] = first.place, json["operation"] = first.operation, json["kind"] = first.kind;
+  if (place.empty()) return json;
+  json["layer_right"] = first.layer == layer;
+  json["place_right"] = first.place == place;
+  json["kind_right"] = first.kind == kind;
+  json["layer_in_three"] =
+      std::any_of(diagnosis.candidates.begin(),
+                  diagnosis.candidates.begin() + std::min<int64_t>(3, std::ssize(diagnosis.candidates)),
+                  [&](const Candidate& one) { return one.layer == layer; });
+  json["other_layers"] = std::count_if(diagnosis.candidates.begin(), diagnosis.candidates.end(),
+                                       [&](const Candidate& one) { return one.layer != layer; });
+  return json;
+}
+
+}  // namespace
+
+TrialBench::TrialBench(CampaignMachine machine, CampaignSpec spec)
+    : machine_(std::move(machine)), spec_(std::move(spec)) {
+  if (machine_.threads > 0) at::set_num_threads(machine_.threads);
+}
+
+TrialBench::Model& TrialBench::model(const std::string& name) {
+  const auto found = models_.find(name);
+  if (found != models_.end()) return found->second;
+  LoadOptions load;
+  load.dtype = type_named(name), load.device = at::Device(machine_.device);
+  Model& made = models_.try_emplace(name, Model{load_model(machine_.model, load), nullptr, {}, {}}).first->second;
+  CausalLm& model = *made.loaded.model;
+  const bool keep = name == machine_.dtype;
+  // With the plan paused the machine under test is a clean one, and may compute the reference too.
+  made.examiner = std::make_unique<Examiner>(model, load.device, spec_.seed, keep);
+  made.censuses = take_censuses(model, Phase::kDiagnose, 1);
+  for (const Problem& problem : arithmetic("test", kPrompts, {spec_.seed, 2})) {
+    const std::vector<int64_t> tokens = made.loaded.tokenizer.encode(problem.question);
+    made.prompts.push_back(at::tensor(tokens, at::kLong).unsqueeze(0).to(load.device));
+  }
+  return made;
+}
+
+at::Tensor TrialBench::prompt(const Model& model, uint64_t seed, int64_t rows) const {
+  const int64_t least = std::max<int64_t>(1, spec_.tokens / 2);
+  int64_t length = least + static_cast<int64_t>(mix64(seed, 5) % static_cast<uint64_t>(spec_.tokens - least + 1));
+  std::vector<at::Tensor> chosen;
+  for (int64_t i = 0; i < rows; ++i) {
+    chosen.push_back(model.prompts[mix64(seed, 100 + static_cast<uint64_t>(i)) % model.prompts.size()]);
+    length = std::min(length, chosen.back().size(1));
+  }
+  for (at::Tensor& one : chosen) one = one.narrow(1, 0, length);
+  return at::cat(chosen, 0);
+}
+
+// Of what the site gives on a clean machine: an offset of one standard deviation has it as its mean error.
+double TrialBench::spread(Model& model, const Planned& planned) {
+  const std::string path = place_of_trial(planned);
+  const auto found = spreads_.find(path);
+  if (found != spreads_.end()) return found->second;
+  const std::string text = fmt::format("offset(strength=1) @ {},layer={}", planned.site->where, planned.layer);
+  Injection probe(std::vector<Rule>{parse_rule(text, RuleUse::kInPlan)}, PlanSettings{}, *model.loaded.model,
+                  Phase::kDiagnose, model.censuses);
+  probe.arm();
+  const at::Tensor& first = model.prompts[0];
+  acts(*model.loaded.model, probe, first.narrow(1, 0, std::min<int64_t>(16, first.size(1))));
+  probe.disarm();
+  double size = 0;
+  for (const Plan::Evidence& evidence : probe.plan().read_evidence())
+    size = std::max(size, evidence.numbers.mean_abs_error);
+  return spreads_[path] = size;
+}
+
+std::unique_ptr<Injection> TrialBench::plant(Model& model, const Planned& planned, uint64_t seed) {
+  std::string what = planned.entry->what;
+  if (const std::size_t at = what.find("{spread}"); at != std::string::npos)
+    what.replace(at, 8, fmt::format("{:.3g}", std::max(planned.entry->strength * spread(model, planned), 1e-12)));
+  if (planned.extent < 1) what += fmt::format(", extent.fraction={:g}, extent.structure=channel", planned.extent);
+  const std::string text = fmt::format("{}) @ {},layer={}", what, planned.site->where, planned.layer);
+  PlanSettings settings;
+  settings.seed = seed;
+  return std::make_unique<Injection>(std::vector<Rule>{parse_rule(text, RuleUse::kInPlan)}, settings,
+                                     *model.loaded.model, Phase::kDiagnose, model.censuses);
+}
+
+std::unique_ptr<Injection> TrialBench::plant_what_acts(Model& model, const Planned& planned, const at::Tensor& tokens,
+                                                       uint64_t seed) {
+  for (int i = 0; i < kSeedsTried; ++i) {
+    std::unique_ptr<Injection> injection = plant(model, planned, mix64(seed, 100 + static_cast<uint64_t>(i)));
+    injection->arm();
+    if (planned.rare || acts(*model.loaded.model, *injection, tokens)) return injection;
+    injection->disarm();
+  }
+  return nullptr;
+}
+
+Trial TrialBench::run(const TrialKey& key) {
+  Trial trial;
+  trial.key = key;
+  trial.seed = mix64(mix64(spec_.seed, hash64(key.cell)), static_cast<uint64_t>(key.index));
+  trial.started = system_seconds();
+  const bool healthy = key.cell == "healthy";
+  const auto index = static_cast<std::size_t>(key.index);
+  const std::string asked = healthy ? kHealthyTypes[index % kHealthyTypes.size()] : "";
+  const std::string dtype = asked.empty() ? machine_.dtype : asked;
+  Model& model = this->model(dtype);
+  const int64_t rows = healthy ? kHealthyRows[index / kHealthyTypes.size() % kHealthyRows.size()] : 1;
+  const Planned planned = planned_trial(spec_, key, model.loaded.model->config().layers);
+  const at::Tensor tokens = prompt(model, mix64(trial.seed, 2), rows);
+  trial.outcome = {{"tokens", tokens.size(1)}, {"rows", rows}, {"dtype", dtype}};
+  std::unique_ptr<Injection> injection;
+  std::string place, kind;
+  if (!healthy) {
+    place = place_of_trial(planned), kind = planned.entry->kind;
+    trial.outcome.update({{"fault", planned.entry->name},
+                          {"planted_kind", kind},
+                          {"strength", planned.entry->strength},
+                          {"extent", planned.extent},
+                          {"site", planned.site->name},
+                          {"pool", planned.site->pool},
+                          {"layer", planned.layer},
+                          {"planted_place", place}});
+    injection = plant_what_acts(model, planned, tokens, trial.seed);
+    if (!injection) {
+      trial.outcome["inactive"] = true;
+      trial.finished = system_seconds();
+      return trial;  // status error: it leaves the denominator
+    }
+  }
+  const bool sparse_spike = kind == "spike" && planned.extent < 1;  // acts in few calls only
+  const int64_t passes = planned.rare ? kPassesForRare : sparse_spike ? kPassesForSparseSpikes : 1;
+  bool right = true;
+  for (const std::string& method : spec_.methods) {
+    if (planned.rare && method == "classic") continue;  // it has no passes
+    const Diagnosis diagnosis = model.examiner->run({method, tokens, mix64(trial.seed, 3), passes});
+    trial.outcome[method] = said(diagnosis, place, planned.layer, kind);
+    if (method == "classic") continue;
+    right &= healthy ? !diagnosis.fault_found() : trial.outcome[method].value("place_right", false);
+  }
+  if (injection) {
+    injection->disarm();
+    const Planted done = planted_by(injection->plan());
+    trial.evidence = {{"changed", done.changed}, {"calls", done.calls}};
+    if (done.changed == 0) trial.outcome["inactive"] = true;
+  }
+  trial.status = trial.outcome.value("inactive", false) ? TrialStatus::kError
+                 : right                                ? TrialStatus::kPass
+                                                        : TrialStatus::kFail;
+  trial.finished = system_seconds();
+  return trial;
+}
+
+}  // namespace faultline

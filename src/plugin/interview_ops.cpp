@@ -1,0 +1,101 @@
+// A diagnosis driven by another process's own program: operators interview_* over diagnose/interview.h. A probe goes
+// out as a line of JSON and its input tensor, its answer comes back as tensors.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "diagnose/interview.h"
+#include "record/json_text.h"
+#include "site/translated.h"
+
+namespace faultline {
+namespace {
+
+struct Interviews {
+  std::mutex mutex;
+  std::map<int64_t, std::shared_ptr<Interview>> open;
+  int64_t last = 0;
+};
+Interviews& interviews() {
+  static auto* all = new Interviews;
+  return *all;
+}
+
+std::shared_ptr<Interview> find(int64_t handle) {
+  const std::lock_guard<std::mutex> lock(interviews().mutex);
+  const auto found = interviews().open.find(handle);
+  if (found == interviews().open.end()) throw UsageError("this interview is not open, or was closed");
+  return found->second;
+}
+
+// facts: a list of {path, type, class, epsilon, weight, bias}; weight and bias are indices into `tensors`, -1: none.
+int64_t op_open(const std::string& facts, at::TensorList tensors, const at::Tensor& tokens,
+                const std::string& options) {
+  return translated([&] {
+    const Json list = parse_json_text(facts, "facts"), given = parse_json_text(options, "options");
+    std::map<std::string, ModuleFacts> modules;
+    try {
+      const auto tensor = [&](const Json& index) {
+        return index.get<int64_t>() < 0 ? at::Tensor() : tensors.at(index.get<std::size_t>());
+      };
+      for (const Json& one : list)
+        modules[one.at("path").get<std::string>()] = {one.at("type").get<std::string>(),
+                                                      one.at("class").get<std::string>(), tensor(one.at("weight")),
+                                                      tensor(one.at("bias")), one.at("epsilon").get<double>()};
+      InterviewOptions how;
+      how.tokens = tokens, how.head_size = given.at("head_size").get<int64_t>();
+      how.seed = given.at("seed").get<uint64_t>(), how.passes = given.at("passes").get<int64_t>();
+      auto interview = std::make_shared<Interview>(std::move(modules), how);
+      const std::lock_guard<std::mutex> lock(interviews().mutex);
+      interviews().open[++interviews().last] = std::move(interview);
+      return interviews().last;
+    } catch (const nlohmann::json::exception& error) {
+      throw UsageError(std::string("facts or options of an interview: ") + error.what());
+    }
+  });
+}
+
+// An empty text: the verdict is ready.
+std::tuple<std::string, at::Tensor> op_next(int64_t handle) {
+  return translated([&]() -> std::tuple<std::string, at::Tensor> {
+    const std::optional<Probe> probe = find(handle)->next();
+    if (!probe) return {"", at::empty({0})};
+    static const std::map<Probe::Call, std::string> names = {
+        {Probe::Call::kModel, "model"}, {Probe::Call::kAgain, "again"}, {Probe::Call::kPlain, "plain"}};
+    Json json = {{"call", names.at(probe->call)}, {"module", probe->module}, {"times", probe->times}};
+    json["records"] = Json::array();
+    for (const Probe::Record& record : probe->records)
+      json["records"].push_back({record.module, record.output ? "output" : "input"});
+    return {to_json_text(json), probe->input};
+  });
+}
+
+void op_answer(int64_t handle, at::TensorList tensors) {
+  translated([&] { find(handle)->answer(tensors.vec()); });
+}
+void op_fail(int64_t handle, const std::string& sentence) {
+  translated([&] { find(handle)->fail(sentence); });
+}
+std::string op_close(int64_t handle) {
+  return translated([&] {
+    const std::string verdict = to_json(find(handle)->verdict()).dump();
+    const std::lock_guard<std::mutex> lock(interviews().mutex);
+    interviews().open.erase(handle);
+    return verdict;
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(faultline, m) {
+  m.def("interview_open(str facts, Tensor[] tensors, Tensor tokens, str options) -> int", op_open);
+  m.def("interview_next(int interview) -> (str, Tensor)", op_next);
+  m.def("interview_answer(int interview, Tensor[] tensors) -> ()", op_answer);
+  m.def("interview_fail(int interview, str sentence) -> ()", op_fail);
+  m.def("interview_close(int interview) -> str", op_close);
+}
+
+}  // namespace faultline
