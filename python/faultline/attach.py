@@ -72,6 +72,16 @@ def _output_hook(boundary):
     return lambda _module, _arguments, output: _fault_output(output, boundary)
 
 
+def _register_first(hooks, register, hook, **options):
+    """Registers a hook before all others. Dynamo finds hooks by the order in which their dict was filled, which moving one
+    to the front does not change, so the dict is filled again."""
+    handle = register(hook, prepend=True, **options)
+    ordered = list(hooks.items())
+    hooks.clear()
+    hooks.update(ordered)
+    return handle
+
+
 def _kind_of_forward(arguments, keywords) -> str:
     """A forward that fills a cache (prefill), one that adds a token to it (decode), or one without a cache of the caller's:
     they do not run the same operators, so their calls are counted and predicted apart."""
@@ -194,7 +204,7 @@ class Attachment:
             if not torch.compiler.is_compiling():
                 _running.leave(place)
 
-        self._handles.append(module.register_forward_pre_hook(before, prepend=True))
+        self._handles.append(_register_first(module._forward_pre_hooks, module.register_forward_pre_hook, before))
         self._handles.append(module.register_forward_hook(after, always_call=True))
         self._watch_routing(module, path)
 
@@ -233,7 +243,7 @@ class Attachment:
             if not torch.compiler.is_compiling():
                 self._end_forward()
 
-        self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        self._handles.append(_register_first(module._forward_pre_hooks, module.register_forward_pre_hook, before, with_kwargs=True))
         self._handles.append(module.register_forward_hook(after, always_call=True))
 
     def _begin_forward(self, arguments, keywords):
@@ -291,7 +301,7 @@ class Attachment:
                 self._handles.append(module.register_forward_pre_hook(_input_hook(_boundary(place, "input")), with_kwargs=True))
             if _OPS.boundary_is_wanted(place, "output"):
                 # First of the module's hooks: its scope is still open, and every other hook sees the faulty output.
-                self._handles.append(module.register_forward_hook(_output_hook(_boundary(place, "output")), prepend=True))
+                self._handles.append(_register_first(module._forward_hooks, module.register_forward_hook, _output_hook(_boundary(place, "output"))))
 
     def detach(self):
         while self._handles:
