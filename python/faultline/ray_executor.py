@@ -5,6 +5,7 @@ task whose worker or machine is lost is run again, and the answer says how often
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -65,10 +66,15 @@ def connect():
         import ray
     except ImportError:
         raise RuntimeError(f"--executor ray needs Ray in {sys.executable}: pip install ray, or name another Python with FAULTLINE_PYTHON") from None
+    address = os.environ.get("RAY_ADDRESS", "")
     try:
-        ray.init(address=os.environ.get("RAY_ADDRESS") or None, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        host, _, port = address.rpartition(":")
+        if host and "/" not in host and port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
+        # A cluster has its own dashboard or none; one of our own needs none.
+        ray.init(address=address or None, log_to_driver=False, logging_level="ERROR", **({} if address else {"include_dashboard": False}))
     except Exception as error:
-        raise RuntimeError(f"the Ray cluster cannot be reached (RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}): {str(error).splitlines()[0]}") from None
+        raise RuntimeError(f"the Ray cluster cannot be reached (RAY_ADDRESS={address}): {str(error).splitlines()[0]}") from None
     return ray
 
 

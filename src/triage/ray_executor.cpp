@@ -137,9 +137,10 @@ class Ray : public RayExecutor {
         } catch (const std::exception&) {
           continue;  // something else that printed to the helper's output
         }
-        if (!answer.is_object() || !answer.contains("id")) continue;
+        if (!answer.is_object() || !answer.contains("id") || !answer["id"].is_number_integer()) continue;
         const std::lock_guard<std::mutex> lock(mutex_);
-        answers_[answer.at("id").get<int64_t>()] = std::move(answer);
+        const int64_t number = answer.at("id").get<int64_t>();
+        answers_[number] = std::move(answer);
         arrived_.notify_all();
       }
     }

@@ -176,6 +176,7 @@ class Gathering : public Executor {
     TrialResult result;
     result.verdict = TrialVerdict::kPass;
     result.outcome = "completed";
+    result.result = {{"evidence", Json::array()}};
     return result;
   }
   int most_ = 0;
@@ -186,21 +187,27 @@ class Gathering : public Executor {
   int running_ = 0;
 };
 
+CampaignOptions in(const TemporaryDirectory& folder) {
+  CampaignOptions options;
+  options.folder = folder.path() / "out";
+  return options;
+}
+
 TEST(Campaign, FillsTheSlotsOfItsExecutorAndRecordsEveryTrialOnce) {
   const Plan plan = plan_of("trials: 4\nsteps: 5\nwarmup_trial: false\ncells: [{name: baseline}, {name: other}]");
   const TemporaryDirectory folder;
   Gathering executor;
-  const CampaignResult result = run_campaign(plan, executor, {.folder = folder.path() / "out"});
+  const CampaignResult result = run_campaign(plan, executor, in(folder));
   EXPECT_EQ(executor.most_, 3);
   EXPECT_EQ(result.ran, 8);
-  EXPECT_EQ(run_campaign(plan, executor, {.folder = folder.path() / "out"}).resumed, 8);
+  EXPECT_EQ(run_campaign(plan, executor, in(folder)).resumed, 8);
 }
 
 TEST(Campaign, AnExecutorThatFailsEndsItWhateverElseIsRunning) {
   const Plan plan = plan_of("trials: 4\nsteps: 5\nwarmup_trial: false\ncells: [{name: baseline}, {name: ll}]");
   const TemporaryDirectory folder;
   Gathering executor;
-  EXPECT_THROW((void)run_campaign(plan, executor, {.folder = folder.path() / "out"}), RuntimeFailure);
+  EXPECT_THROW((void)run_campaign(plan, executor, in(folder)), RuntimeFailure);
 }
 
 TEST(Bisect, FindsASmallestSet) {
