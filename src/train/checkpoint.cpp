@@ -102,6 +102,7 @@ void write_checkpoint(const fs::path& folder, const TrainState& state, const std
                     {"steps_done", state.steps_done},
                     {"event_lines", state.event_lines},
                     {"validation", state.validation},
+                    {"evidence", state.evidence},
                     {"optimizer_steps", optimizer.steps()},
                     {"model", fingerprint},
                     {"tensors", hash_of(MappedFile(unfinished / kTensors))}});
@@ -131,7 +132,8 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
     state = {{json.at("stage").get<std::size_t>(), json.at("step").get<int64_t>()},
              json.at("steps_done").get<int64_t>(),
              json.at("event_lines").get<uint64_t>(),
-             json.at("validation")};
+             json.at("validation"),
+             json.value("evidence", Json())};
     const MappedFile file(folder / kTensors);
     if (hash_of(file) != json.at("tensors").get<std::string>())
       refuse_damaged(folder, fmt::format("{} is not the file that {} describes", kTensors, kState));
