@@ -1,4 +1,4 @@
-"""`faultline train` and experiments from the command line, on a random model of two layers: recipes that ship, faults and
+"""`faultline train` from the command line, on a random model of two layers: recipes that ship, faults and
 noise with their proof, resuming, exporting, and what is refused."""
 
 import json
@@ -133,44 +133,3 @@ def test_what_cannot_work_is_refused_before_anything_is_written(model, tmp_path,
     result = train(model, tmp_path / "runs", *arguments)
     assert result.returncode == 64 and sentence in result.stderr, result.stderr
     assert not (tmp_path / "runs").exists()
-
-
-# --- experiments ------------------------------------------------------------------------------------------------------
-EXPERIMENT = """
-model: {model}
-seed: 1
-task: {{name: arithmetic, difficulty: 1, train: 16, test: 4}}
-phases: {{eval: both}}
-faults: [{noise}]
-train: {{algorithm: grpo, steps: 2, prompts: 2, n: 2, lr: 1.0e-4, max_new_tokens: 4, validation_problems: 4, checkpoint_every: 0}}
-experiment:
-  question: does noise matter?
-  control: clean
-  seeds: 2
-  arms:
-    clean: {{phases: {{rollout: false, actor_forward: false, actor_backward: false, eval: both}}}}
-    noisy: {{}}
-    noisy_aqn: {{aqn: {{schedule: constant, sigma_start: 0.01, sigma_scale: relative, force: true}}}}
-"""
-
-
-def test_an_experiment_runs_every_arm_and_seed_once_and_compares_by_seed(model, tmp_path):
-    recipe = tmp_path / "three.yaml"
-    recipe.write_text(EXPERIMENT.format(model=model, noise=NOISE))
-    arguments = ["run", recipe, "--json", "--quiet", "--dtype", "fp32", "--out", tmp_path / "runs"]
-    first = succeeded(launch(*arguments))
-    arms = {row["arm"]: row for row in first["analysis"]["arms"]}
-    assert list(arms) == ["clean", "noisy", "noisy_aqn"]
-    assert all(row["trials"] == 2 and row["evidence_missing"] == 0 for row in arms.values())
-    assert arms["noisy"]["against_control"]["pairs"] == 2
-    assert arms["noisy"]["against_control"]["p"] >= arms["noisy"]["against_control"]["smallest_p"] == 0.5, "lesson 57"
-    assert first["analysis"]["fewest_pairs_for_holm"] > 2
-    again = succeeded(launch(*arguments))
-    assert again == first, "nothing is left to do, nothing is done twice"
-
-
-def test_an_arm_that_cannot_be_read_is_refused_by_name(model, tmp_path):
-    recipe = tmp_path / "bad.yaml"
-    recipe.write_text(EXPERIMENT.format(model=model, noise=NOISE).replace("schedule: constant", "schedule: constan"))
-    result = launch("run", recipe, "--dry-run", "--out", tmp_path / "runs")
-    assert result.returncode == 64 and "noisy_aqn" in result.stderr and "constant" in result.stderr

@@ -30,32 +30,34 @@ int64_t layers_meant(const NormSelection& selection) {
   return count;
 }
 
-void check_layers(const NormSelection& selection) {
-  for (const LayerRange& range : selection.layers) {
-    if (range.first < 0 || range.last >= selection.layer_count)
-      throw UsageError(fmt::format("aqn.layers: {}-{} is named, but the model has layers 0 to {}", range.first,
-                                   range.last, selection.layer_count - 1));
-  }
-}
-
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
 }  // namespace
 
+void check_noise_layers(const std::vector<LayerRange>& layers, int64_t layer_count) {
+  for (const LayerRange& range : layers) {
+    if (range.first < 0 || range.last >= layer_count)
+      throw UsageError(fmt::format("aqn.layers: {}-{} is named, but the model has layers 0 to {}", range.first,
+                                   range.last, layer_count - 1));
+  }
+}
+
 std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters, const NormSelection& selection) {
-  check_layers(selection);
+  check_noise_layers(selection.layers, selection.layer_count);
   std::vector<NoiseTarget> chosen;
   for (const NoiseTarget& parameter : parameters) {
     const Place& place = place_of(parameter.place);
     if (place.role != "rmsnorm" || !is_in(selection.layers, place.layer)) continue;
-    if (selection.post_attention_only && last_name(place.path) != "post_attention_layernorm") continue;
+    const bool read_by_router = last_name(place.path) == "post_attention_layernorm";
+    if ((selection.post_attention_only && !read_by_router) || (selection.except_post_attention && read_by_router))
+      continue;
     chosen.push_back(parameter);
   }
   if (chosen.empty())
     throw UsageError("aqn: not one RMSNorm weight is meant; a run without noise would be reported as one with it");
   const int64_t per_layer = (selection.norm_count - 1) / selection.layer_count, layers = layers_meant(selection);
-  const int64_t expected =
-      selection.post_attention_only ? layers : layers * per_layer + (selection.layers.empty() ? 1 : 0);
+  const int64_t kept = per_layer - (selection.except_post_attention ? 1 : 0);
+  const int64_t expected = selection.post_attention_only ? layers : layers * kept + (selection.layers.empty() ? 1 : 0);
   FL_ASSERT(std::ssize(chosen) == expected);
   return chosen;
 }
@@ -105,7 +107,7 @@ NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t lay
     if (target.weight->scalar_type() != at::kFloat)
       throw UsageError(fmt::format("aqn: {} is {}; norms must be kept in fp32 (bf16 rounds small noise away)",
                                    target.name, c10::toString(target.weight->scalar_type())));
-    check_representable(*target.weight, target.name, weakest, spec_.relative);
+    check_representable(*target.weight, target.name, weakest, spec_.relative());
     noisy_.push_back(at::empty_like(*target.weight, at::MemoryFormat::Contiguous));
     register_parameter(noisy_.back(), target.place);
   }
@@ -140,7 +142,7 @@ std::shared_ptr<void> NormNoise::apply(int64_t step) {
     first += clean.numel();
     const double strength =
         sigma * layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);
-    const at::Tensor scale = spec_.relative ? clean.abs() * strength : at::full_like(clean, strength);
+    const at::Tensor scale = spec_.relative() ? clean.abs() * strength : at::full_like(clean, strength);
     const at::Tensor noisy =
         strength == 0 ? clean : clean + scale * norm_deviates(seed_, step, target.name, clean.numel());
     expected += scale.to(at::kDouble).square().sum().item<double>();
@@ -181,9 +183,14 @@ std::string NormNoise::log_line() const {
 }
 
 Json NormNoise::record() const {
-  return {{"faultline/aqn/sigma", last_.sigma},       {"faultline/aqn/expected", last_.expected},
-          {"faultline/aqn/measured", last_.measured}, {"faultline/aqn/weights", last_.weights},
-          {"faultline/aqn/elements", last_.elements}, {"faultline/aqn/changed", last_.changed}};
+  const double length = last_.measured * std::sqrt(static_cast<double>(last_.elements));  // of noisy - clean
+  return {{"faultline/aqn/sigma", last_.sigma},
+          {"faultline/aqn/expected", last_.expected},
+          {"faultline/aqn/measured", last_.measured},
+          {"faultline/aqn/delta_over_sigma", last_.sigma == 0 ? 0 : length / last_.sigma},
+          {"faultline/aqn/weights", last_.weights},
+          {"faultline/aqn/elements", last_.elements},
+          {"faultline/aqn/changed", last_.changed}};
 }
 
 }  // namespace faultline

@@ -18,11 +18,19 @@
 
 namespace faultline {
 
+enum class AqnSites { kNormWeight, kLayerOutput, kMatmulOutput };
+enum class AqnScale { kAbsolute, kRelative, kRow };  // sigma as it is, times |x|, times the row's standard deviation
+
 struct AqnSpec {
   ScheduleSpec schedule;
-  bool relative = false;           // sigma times |weight|
-  std::vector<LayerRange> layers;  // empty: all, and the final norm
-  bool force = false;              // also where noisy rollouts lose more than a fifth of the accuracy
+  AqnSites sites = AqnSites::kNormWeight;
+  AqnScale scale = AqnScale::kAbsolute;
+  bool after_faults = false;          // activations only: behind the faults of the same site instead of before them
+  bool exclude_router_input = false;  // mixtures of experts: every norm but the one whose output the router reads
+  std::vector<LayerRange> layers;     // empty: all, and the final norm
+  bool force = false;                 // also where noisy rollouts lose more than a fifth of the accuracy
+
+  bool relative() const { return scale == AqnScale::kRelative; }
 };
 
 // A named weight of a model; `weight` is the model's own handle.
@@ -36,8 +44,11 @@ struct NormSelection {
   bool post_attention_only = false;  // mixtures of experts: what the router reads, and nothing else
   std::vector<LayerRange> layers;
   int64_t layer_count = 0;
-  int64_t norm_count = 0;  // how many RMSNorms the architecture has
+  int64_t norm_count = 0;              // how many RMSNorms the architecture has
+  bool except_post_attention = false;  // everything but these
 };
+// UsageError where a layer is named that does not exist.
+void check_noise_layers(const std::vector<LayerRange>& layers, int64_t layer_count);
 // Norms by role, in the model's order. UsageError where none is meant or a layer does not exist; assertion where the
 // number differs from what the architecture says.
 std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters, const NormSelection& selection);

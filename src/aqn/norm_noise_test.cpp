@@ -7,6 +7,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "aqn/activation_noise.h"
 #include "aqn/aqn_schema.h"
 #include "base/error.h"
 #include "base/schema.h"
@@ -38,7 +39,7 @@ AqnSpec constant(double sigma, bool relative = false) {
   AqnSpec spec;
   spec.schedule.kind = ScheduleKind::kConstant;
   spec.schedule.sigma_start = sigma;
-  spec.relative = relative;
+  spec.scale = relative ? AqnScale::kRelative : AqnScale::kAbsolute;
   return spec;
 }
 
@@ -197,13 +198,65 @@ TEST(AqnSection, ReadsScheduleScaleAndLayers) {
       read("aqn: {schedule: epoch_aware, boundaries: [0.05, 0.01, 0.0005], sigma_scale: relative, layers: [1, 4-5]}");
   EXPECT_EQ(spec.schedule.kind, ScheduleKind::kEpochAware);
   EXPECT_EQ(spec.schedule.boundaries.size(), 3u);
-  EXPECT_TRUE(spec.relative);
+  EXPECT_TRUE(spec.relative());
   ASSERT_EQ(spec.layers.size(), 2u);
   EXPECT_EQ(spec.layers[1].last, 5);
   EXPECT_NE(refusal_of([&] { read("aqn: {schedule: epoch_awar}"); }).find("epoch_aware"), std::string::npos);
   EXPECT_NE(refusal_of([&] { read("aqn: {schedule: constant, num_stages: 3}"); }).find("num_stages"),
             std::string::npos);
   EXPECT_NE(refusal_of([&] { read("aqn: {schedule: global_decay, num_stages: 0}"); }), "accepted");
+}
+
+TEST(AqnSection, RefusesWhatWouldDoNothing) {
+  EXPECT_NE(refusal_of([&] { read("aqn: {schedule: constant, sigma_scale: row}"); }).find("activations"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([&] { read("aqn: {schedule: constant, order: after}"); }).find("nothing is before or after"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([&] {
+              read("aqn: {schedule: constant, sites: layer_output, exclude_router_input: true}");
+            }).find("norms only"),
+            std::string::npos);
+}
+
+TEST(NormNoise, LeavesOutWhatTheRouterReadsWhereAsked) {
+  Norms mixture(3, 0.27, 512, true);
+  const auto chosen = select_norms(mixture.targets, {false, {}, 3, 7, true});
+  ASSERT_EQ(chosen.size(), 4u) << "one a layer and the final one";
+  for (const NoiseTarget& target : chosen) EXPECT_EQ(target.name.find("post_attention_layernorm"), std::string::npos);
+}
+
+TEST(NormNoise, RecordsTheLengthOfTheNoiseInUnitsOfSigma) {
+  Norms norms;
+  NormNoise noise(constant(0.02), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  const auto guard = noise.apply(0);
+  const double elements = 7 * 512;
+  EXPECT_NEAR(noise.record()["faultline/aqn/delta_over_sigma"].get<double>(), std::sqrt(elements),
+              0.05 * std::sqrt(elements));
+}
+
+TEST(ActivationNoise, IsARuleOfTheRolloutAlone) {
+  const AqnSpec spec = read("aqn: {schedule: linear, sites: layer_output, sigma_scale: row, layers: 1}");
+  const Rule rule = noise_rule(spec);
+  EXPECT_EQ(rule.name, kNoiseRule);
+  EXPECT_EQ(rule.where->module_pattern, "layer_output");
+  ASSERT_EQ(rule.where->layers.size(), 1u);
+  ASSERT_TRUE(rule.schedule);
+  for (const auto& entry : rule.phases.entries())
+    EXPECT_TRUE(entry.key == "rollout" ? entry.value.as_bool()
+                : entry.key == "eval"  ? entry.value.as_string() == "clean"
+                                       : !entry.value.as_bool())
+        << entry.key;
+  EXPECT_EQ(noise_rule(read("aqn: {schedule: constant, sites: matmul_output}")).where->operator_pattern, "matmul");
+}
+
+TEST(ActivationNoise, StandsBeforeTheFaultsOrBehindThem) {
+  const std::vector<Rule> faults = {parse_rule("zero() @ module=layer_output,layer=1", RuleUse::kInPlan)};
+  AqnSpec spec = read("aqn: {schedule: constant, sites: layer_output}");
+  EXPECT_EQ(with_noise(spec, faults).front().name, kNoiseRule);
+  spec = read("aqn: {schedule: constant, sites: layer_output, order: after}");
+  EXPECT_EQ(with_noise(spec, faults).back().name, kNoiseRule);
+  const std::vector<Rule> taken = {parse_rule("zero(rule.name=aqn) @ module=layer_output", RuleUse::kInPlan)};
+  EXPECT_NE(refusal_of([&] { with_noise(spec, taken); }).find("the noise's own"), std::string::npos);
 }
 
 TEST(AqnSection, TakesTheLayersFromAVerdict) {
@@ -215,7 +268,15 @@ TEST(AqnSection, TakesTheLayersFromAVerdict) {
   const AqnSpec spec = read(write(R"({"layers": [15]})"));
   ASSERT_EQ(spec.layers.size(), 1u);
   EXPECT_EQ(spec.layers[0].first, 15);
-  EXPECT_NE(refusal_of([&] { read(write("{}")); }).find("no list \"layers\""), std::string::npos);
+  const AqnSpec diagnosed = read(write(R"({"verdict": "fault", "candidates": [{"layer": 7}, {"layer": 2}]})"));
+  ASSERT_EQ(diagnosed.layers.size(), 1u) << "the one that is accused most";
+  EXPECT_EQ(diagnosed.layers[0].first, 7);
+  EXPECT_NE(refusal_of([&] { read(write(R"({"verdict": "healthy", "candidates": []})")); }).find("no layer is accused"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([&] { read(write(R"({"candidates": [{"layer": -1}]})")); }).find("layer numbers"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([&] { read(write("{}")); }).find("neither candidates nor layers"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { read(write("[]")); }).find("a JSON object"), std::string::npos);
   EXPECT_NE(refusal_of([&] { read(write(R"({"layers": ["a"]})")); }).find("layer numbers"), std::string::npos);
   EXPECT_NE(refusal_of([&] {
               read("aqn: {schedule: constant, layers: {from_verdict: /nowhere.json}}");

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -28,38 +27,10 @@ void show(const OrderedJson& summary, const CampaignOptions& options, const Glob
 
 }  // namespace
 
-double parse_duration(const std::string& option, const std::string& text) {
-  double seconds = 0;
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    std::size_t used = 0;
-    double value = -1;
-    try {
-      value = std::stod(std::string(rest), &used);
-    } catch (const std::logic_error&) {
-      used = 0;
-    }
-    const std::string_view after = rest.substr(used);
-    const char unit = after.empty() ? 's' : after.front();
-    const double factor = unit == 's' ? 1 : unit == 'm' ? 60 : unit == 'h' ? 3600 : 0;
-    if (used == 0 || !(value >= 0) || !std::isfinite(value) || factor == 0)
-      throw UsageError(fmt::format("{}: a time such as 90, 90s, 10m or 1h30m; got '{}'", option, text));
-    seconds += value * factor;
-    rest = after.empty() ? after : after.substr(1);
-  }
-  if (text.empty() || seconds > 1e9)
-    throw UsageError(fmt::format("{}: a time such as 90, 90s, 10m or 1h30m; got '{}'", option, text));
-  return seconds;
-}
-
 void add_campaign_run_options(CLI::App& command, CampaignOptions& options) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command.add_option(name, value, text)->group("Campaign of diagnoses")->type_name(type);
   };
-  option("--jobs", options.jobs, "worker processes, 1 to 64", "N")->capture_default_str();
-  option("--time-limit", options.time_limit,
-         "begin no trial later than this (90, 10m, 1h30m) and go on next time; 0: none", "DURATION")
-      ->capture_default_str();
   option("--records", options.records, "also write all trials of the store as JSON lines", "FILE");
   command.add_flag("--markdown", options.markdown, "the summary as Markdown tables")->group("Campaign of diagnoses");
 }
@@ -72,6 +43,7 @@ void add_campaign_options(CLI::App& command, CampaignOptions& options) {
         {"smoke", "full"});
   option("--store", options.store, "trials are kept and continued here", "FILE")->capture_default_str();
   option("--summarise", options.summarise, "run nothing: rates from a store or from records", "FILE");
+  add_pace_options(command, options.pace, "Campaign of diagnoses");
   add_campaign_run_options(command, options);
   command.add_flag("--worker", options.worker, "used by --jobs: trials from stdin, results to stdout")->group("");
 }
@@ -88,9 +60,9 @@ ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions
 
 ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
                                const Globals& globals) {
-  const int jobs = static_cast<int>(parse_count("--jobs", options.jobs, 1, 64));
+  const int jobs = options.pace.job_count();
   CampaignRun run;
-  run.time_limit = parse_duration("--time-limit", options.time_limit);
+  run.time_limit = options.pace.seconds();
   open_device(globals.device);  // refuses what is not there
   (void)model_dtype(model.dtype);
   const CampaignMachine machine{model.model, model.dtype, globals.device, 0};

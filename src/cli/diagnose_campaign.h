@@ -4,6 +4,7 @@
 
 #include "cli/command.h"
 #include "cli/model_options.h"
+#include "cli/pace.h"
 #include "diagnose/campaign.h"
 
 namespace faultline::cli {
@@ -11,12 +12,13 @@ namespace faultline::cli {
 struct CampaignOptions {
   std::string preset, store = "diagnosis.sqlite", summarise;
   // How it is run; shared with `faultline run`.
-  std::string time_limit = "0", records, jobs = "1";
+  Pace pace;
+  std::string records;
   bool markdown = false, worker = false;
 };
 
 void add_campaign_options(CLI::App& command, CampaignOptions& options);
-void add_campaign_run_options(CLI::App& command, CampaignOptions& options);  // --jobs, --time-limit, --records
+void add_campaign_run_options(CLI::App& command, CampaignOptions& options);  // --records, --markdown
 
 ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions& options,
                                 const std::vector<std::string>& methods, const Globals& globals);
@@ -24,9 +26,6 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
                                const Globals& globals);
 ExitCode summarise_campaign(const std::string& path, const CampaignOptions& options, const Globals& globals);
 ExitCode work_for_campaign();  // --worker
-
-// "90", "90s", "10m", "1h30m" -> seconds; 0: no limit.
-double parse_duration(const std::string& option, const std::string& text);
 
 // diagnose_summary.cpp
 std::string summary_text(const nlohmann::ordered_json& summary);

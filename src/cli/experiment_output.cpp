@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <utility>
 
-#include "base/progress.h"
+#include "base/text.h"
 #include "cli/output.h"
-#include "experiment/experiment.h"
-#include "record/document.h"
+#include "experiment/training_run.h"
 
 namespace faultline::cli {
 namespace {
@@ -24,86 +22,148 @@ std::string mean_text(const Json& value, double factor, const char* unit) {
                               : mean + unit;
 }
 
-std::vector<std::string> table_row(const Json& row) {
-  std::vector<std::string> cells = {row["arm"], fmt::format("{}", row["trials"].get<int64_t>()),
-                                    mean_text(row["endpoint"], 100, " %"), mean_text(row["clean"], 100, " %")};
-  const Json comparison = row.value("against_control", Json::object());
-  if (comparison.contains("p")) {
-    cells.push_back(fmt::format("{} [{}, {}]", points(comparison["difference"]), points(comparison["interval"][0]),
-                                points(comparison["interval"][1])));
-    cells.push_back(fmt::format("{:.3g}", comparison["p"].get<double>()));
-    cells.push_back(fmt::format("{:.3g}", comparison["p_holm"].get<double>()));
-    cells.push_back(comparison.contains("resolvable") ? points(comparison["resolvable"]) : "");
-  } else {
-    cells.insert(cells.end(), 4, "");
-  }
-  cells.push_back(fmt::format("{}/{}", row["died"].get<int64_t>(), row["evidence_missing"].get<int64_t>()));
-  cells.push_back(mean_text(row["seconds_a_step"], 1, " s"));
-  return cells;
+std::string difference_text(const Json& comparison) {
+  if (!comparison.contains("p")) return "";
+  return fmt::format("{} [{}, {}]", points(comparison["difference"]), points(comparison["interval"][0]),
+                     points(comparison["interval"][1]));
 }
 
-void show(const Json& analysis, const std::string& store) {
-  if (!analysis["question"].get<std::string>().empty()) print(analysis["question"].get<std::string>() + "\n\n");
-  std::vector<std::vector<std::string>> rows = {{"arm", "trials", "endpoint", "clean", "difference, 95 %", "p",
-                                                 "p (Holm)", "resolvable", "died/unproven", "a step"}};
-  for (const Json& row : analysis["arms"]) rows.push_back(table_row(row));
+std::string headed(const std::vector<std::vector<std::string>>& rows) {
   const std::string text = table(rows);
   const std::size_t heading = text.find('\n');
-  print(styled(Style::kHeading, text.substr(0, heading)) + text.substr(heading));
-  print("\nmeans over seeds ± SD; differences from the control in points, paired by seed; exact sign-flip tests\n");
-  if (analysis.contains("fewest_pairs_for_holm"))
-    print(fmt::format("{} seeds are the fewest with which Holm's first step can pass 0.05 here\n",
-                      analysis["fewest_pairs_for_holm"].get<int64_t>()));
-  print(fmt::format("record: {}\n", store));
+  return styled(Style::kHeading, text.substr(0, heading)) + text.substr(heading);
+}
+
+std::vector<std::string> arm_row(const Json& row) {
+  return {row["arm"],
+          fmt::format("{}", row["trials"].get<int64_t>()),
+          mean_text(row["endpoint"], 100, " %"),
+          mean_text(row["clean"], 100, " %"),
+          mean_text(row["gain"], 100, ""),
+          difference_text(row.value("against_control", Json::object())),
+          fmt::format("{}/{}", row["died"].get<int64_t>(), row["evidence_missing"].get<int64_t>()),
+          mean_text(row["roughness"], 1, ""),
+          mean_text(row["seconds_a_step"], 1, " s"),
+          row.contains("overhead") ? fmt::format("{:+.1f} %", 100 * row["overhead"].get<double>()) : ""};
+}
+
+void show_contrasts(const Json& contrasts) {
+  std::vector<std::vector<std::string>> rows = {
+      {"contrast", "pairs", "difference, 95 %", "p", "p (Holm)", "resolvable"}};
+  for (const Json& one : contrasts) {
+    const bool tested = one.contains("p");
+    rows.push_back({one["name"], fmt::format("{}", one["pairs"].get<int64_t>()), difference_text(one),
+                    tested ? fmt::format("{:.3g}", one["p"].get<double>()) : "",
+                    tested ? fmt::format("{:.3g}", one["p_holm"].get<double>()) : "",
+                    one.contains("resolvable") ? points(one["resolvable"]) : ""});
+  }
+  print("\n" + headed(rows));
+}
+
+void show_under(const Json& arms) {
+  std::vector<std::vector<std::string>> rows = {
+      {"final model under", "arm", "accuracy", "lost", "won back", "difference, 95 %"}};
+  for (const Json& arm : arms)
+    if (arm.contains("under"))
+      for (const auto& [label, one] : arm["under"].items())
+        rows.push_back({label, arm["arm"], mean_text(one["accuracy"], 100, " %"),
+                        mean_text(one["degradation"], 100, ""), mean_text(one["recovery"], 100, " %"),
+                        difference_text(one.value("against_control", Json::object()))});
+  if (rows.size() > 1) print("\n" + headed(rows));
+}
+
+void show_alarms(const Json& analysis) {
+  for (const Json& arm : analysis["arms"])
+    if (const int64_t same = arm.value("identical_seeds", int64_t{0}); same > 0)
+      print(fmt::format("\n{}: '{}' lost exactly what '{}' did, step by step, in {} seeds\n",
+                        styled(Style::kBad, "alarm"), arm["arm"].get<std::string>(),
+                        analysis["control"].get<std::string>(), same));
+}
+
+std::string design_text(const Json& design) {
+  std::string text =
+      fmt::format("design: {} seeds, {} contrasts", design["seeds"].get<int64_t>(), design["contrasts"].size());
+  if (design.contains("fewest_pairs_for_holm"))
+    text += fmt::format("; {} seeds are the fewest with which Holm's first step can pass 0.05",
+                        design["fewest_pairs_for_holm"].get<int64_t>());
+  if (design["pilot"].is_null()) return text + "; no pilot\n";
+  text += fmt::format("\npilot: {} pairs, SD of differences {} points", design["pilot"]["pairs"].get<int64_t>(),
+                      points(design["pilot"]["sd_of_differences"]));
+  if (design.contains("resolvable"))
+    text += fmt::format("; {} points are resolved with 80 % power ({} for a single contrast); 3 points need {} pairs",
+                        points(design["resolvable"]), points(design["resolvable_alone"]),
+                        design["pairs_for_three_points"].get<int64_t>());
+  return text + "\n";
 }
 
 }  // namespace
 
-ExitCode run_and_show_experiment(const ModelOptions& options, const Node& recipe,
-                                 const std::filesystem::path& recipe_file, const std::filesystem::path& out,
-                                 bool dry_run, const Globals& globals) {
-  const ExperimentSpec spec = read_experiment(recipe.at("experiment"));
-  for (const Arm& arm : spec.arms) (void)arm_recipe(recipe, arm, 0);
-  const std::string hash = json_hash(Json::parse(to_json(recipe).dump()));
-  const std::filesystem::path folder = out / fmt::format("{}-{}", recipe_file.stem().string(), hash.substr(0, 8));
-  if (dry_run) {
-    OrderedJson arms = OrderedJson::object();
-    for (const Arm& arm : spec.arms) arms[arm.name] = to_json(arm_recipe(recipe, arm, 0));
-    if (globals.json) {
-      print_json({{"command", "run"}, {"dry_run", true}, {"record", folder.string()}, {"arms", arms}});
-    } else {
-      print(fmt::format("{} arms x {} seeds = {} trials; record: {}\n", spec.arms.size(), spec.seeds,
-                        std::ssize(spec.arms) * spec.seeds, folder.string()));
-      for (const Arm& arm : spec.arms) print(fmt::format("  {}: {}\n", arm.name, joined(arm.overrides, " ")));
-    }
+void show_design(const Json& design, const std::string& folder, const Globals& globals) {
+  if (globals.json) return print_json({{"command", "run"}, {"design", design}, {"record", folder}});
+  print(design_text(design) + fmt::format("record: {}\n", folder));
+}
+
+void show_left(int64_t left, const std::string& folder, const Globals& globals) {
+  if (globals.json) return print_json({{"command", "run"}, {"left", left}, {"record", folder}});
+  print(fmt::format("{} trials are left; the same command goes on\nrecord: {}\n", left, folder));
+}
+
+void show_analysis(const Json& analysis, const std::string& folder, int64_t left, int64_t merged,
+                   const Globals& globals) {
+  if (globals.json)
+    return print_json(
+        {{"command", "run"}, {"analysis", analysis}, {"left", left}, {"merged", merged}, {"record", folder}});
+  if (!analysis["question"].get<std::string>().empty()) print(analysis["question"].get<std::string>() + "\n\n");
+  std::vector<std::vector<std::string>> rows = {{"arm", "trials", "endpoint", "clean", "gain", "against control, 95 %",
+                                                 "died/unproven", "roughness", "a step", "overhead"}};
+  for (const Json& row : analysis["arms"]) rows.push_back(arm_row(row));
+  print(headed(rows));
+  if (!analysis["contrasts"].empty()) show_contrasts(analysis["contrasts"]);
+  show_under(analysis["arms"]);
+  show_alarms(analysis);
+  print(fmt::format(
+      "\nendpoint: {}\nmeans over seeds ± SD; differences in points, paired by seed; exact sign-flip tests, "
+      "Holm over the contrasts\n",
+      analysis["endpoint"].get<std::string>()));
+  if (analysis.contains("design")) print(design_text(analysis["design"]));
+  if (merged > 0) print(fmt::format("{} trials were merged\n", merged));
+  if (left > 0) print(fmt::format("{} trials are left; the same command goes on\n", left));
+  print(fmt::format("record: {}\n", folder));
+}
+
+ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, LoadedModel loaded,
+                      const Globals& globals) {
+  OrderedJson arms = OrderedJson::object();
+  Json prediction;
+  const ExperimentSpec& spec = experiment.spec();
+  for (const Arm& arm : spec.arms) {
+    const Node recipe = experiment.trial_recipe({arm.name, 0});
+    arms[arm.name] = to_json(recipe);
+    if (!prediction.is_null() || reads_verdict(recipe)) continue;
+    prediction = TrainingRun(loaded, read_training(recipe, rules_of(recipe))).prediction();
+  }
+  const auto trials = std::ssize(experiment.keys(part)), left = std::ssize(experiment.pending(part));
+  const double seconds = prediction.is_null() ? 0 : static_cast<double>(left) * prediction["seconds"].get<double>();
+  if (globals.json) {
+    print_json({{"command", "run"},
+                {"dry_run", true},
+                {"record", experiment.folder().string()},
+                {"arms", arms},
+                {"trials", trials},
+                {"left", left},
+                {"prediction", prediction},
+                {"seconds", seconds}});
     return ExitCode::kOk;
   }
-  LoadedModel loaded = open_model(options, globals);
-  const auto total = static_cast<int64_t>(spec.arms.size()) * spec.seeds;
-  const int64_t done = finished_trials(spec, folder);
-  {
-    Progress bar("trials", total, {.unit = "trial", .already_done = done, .quiet = globals.quiet});
-    bool first = true;
-    ExperimentProgress progress;
-    progress.on_trial = [&](const TrialKey& key) {
-      if (!std::exchange(first, false)) bar.advance();
-      bar.set_postfix(fmt::format("{}, seed {}", key.cell, key.index));
-    };
-    run_experiment(loaded, recipe, spec, folder, progress);
-    if (!first) bar.advance();
-  }
-  const Json analysis = analyse(spec, folder);
-  write_document(folder / "analysis.json", "experiment", analysis);
-  if (globals.json) {
-    print_json({{"command", "run"}, {"analysis", analysis}, {"record", folder.string()}});
-  } else {
-    show(analysis, folder.string());
-  }
-  for (const Json& row : analysis["arms"])
-    if (row["evidence_missing"].get<int64_t>() > 0)
-      throw EvidenceError(fmt::format("arm '{}': the evidence of {} trials is missing; see {}",
-                                      row["arm"].get<std::string>(), row["evidence_missing"].get<int64_t>(),
-                                      folder.string()));
+  print(fmt::format("{} arms x {} seeds: {} trials, {} left; record: {}\n", spec.arms.size(), spec.seeds, trials, left,
+                    experiment.folder().string()));
+  for (const Arm& arm : spec.arms) print(fmt::format("  {}: {}\n", arm.name, joined(arm.overrides, " ")));
+  for (const Contrast& contrast : spec.contrasts)
+    print(fmt::format("  contrast {}: {} - {}\n", contrast.name, contrast.arm, contrast.against));
+  if (prediction.is_null()) return ExitCode::kOk;
+  print(fmt::format("memory {:.2f} GiB; a trial at most about {}, all that are left {} in one process\n",
+                    prediction["memory_bytes"]["total"].get<double>() / 0x1p30,
+                    format_duration(prediction["seconds"].get<double>()), format_duration(seconds)));
   return ExitCode::kOk;
 }
 

@@ -1,16 +1,16 @@
-// Runs an experiment's missing trials and prints its table: `faultline run` on a recipe with the section experiment.
+// How an experiment looks: what it would do, its design, its table.
 #pragma once
 
-#include <filesystem>
-
-#include "base/config.h"
 #include "cli/command.h"
-#include "cli/model_options.h"
+#include "experiment/campaign.h"
 
 namespace faultline::cli {
 
-ExitCode run_and_show_experiment(const ModelOptions& model, const Node& recipe,
-                                 const std::filesystem::path& recipe_file, const std::filesystem::path& out,
-                                 bool dry_run, const Globals& globals);
+ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, LoadedModel loaded,
+                      const Globals& globals);
+void show_design(const Json& design, const std::string& folder, const Globals& globals);
+void show_left(int64_t left, const std::string& folder, const Globals& globals);
+void show_analysis(const Json& analysis, const std::string& folder, int64_t left, int64_t merged,
+                   const Globals& globals);
 
 }  // namespace faultline::cli

@@ -8,7 +8,7 @@
 #include "cli/device.h"
 #include "cli/diagnose_campaign.h"
 #include "cli/evaluation_output.h"
-#include "cli/experiment_output.h"
+#include "cli/experiment_command.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "diagnose/diagnose_schema.h"
@@ -24,7 +24,9 @@ struct Options : ModelOptions {
   std::string recipe, out = "runs";
   std::vector<std::string> overrides;
   bool dry_run = false, summarise = false;
+  Pace pace;
   CampaignOptions campaign;
+  ExperimentOptions experiment;
 };
 
 ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& spec,
@@ -57,20 +59,29 @@ ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& 
 }
 
 ExitCode run_recipe(const Options& options, const Globals& globals) {
-  const Node recipe = load_recipe(options.recipe, options.overrides);
-  if (recipe.find("experiment") != nullptr) {
-    ModelOptions model = options;
-    model.model = recipe.at("model").as_string();
-    return run_and_show_experiment(model, recipe, options.recipe, options.out, options.dry_run, globals);
+  if (load_config(options.recipe).find("experiment") != nullptr) {
+    ExperimentOptions experiment = options.experiment;
+    experiment.dry_run = options.dry_run, experiment.pace = options.pace;
+    return run_experiment_command(options, experiment, options.recipe, options.overrides, options.out, globals);
   }
+  if (options.experiment.changed())
+    throw UsageError(
+        fmt::format("{}: --scale, --arms, --seeds, --pilot and --merge belong to experiments, and it has no section "
+                    "experiment",
+                    options.recipe));
+  const Node recipe = load_recipe(options.recipe, options.overrides);
   if (const Node* campaign = recipe.find("diagnose"); campaign != nullptr && !options.dry_run) {
     ModelOptions model = options;
     model.model = recipe.at("model").as_string();
     CampaignOptions how = options.campaign;
+    how.pace = options.pace;
     how.preset = campaign->at("campaign").as_string(), how.store = campaign->at("store").as_string();
     if (options.summarise) return summarise_campaign(how.store, how, globals);
     return run_and_show_campaign(model, read_campaign(recipe), how, globals);
   }
+  if (options.pace.changed())
+    throw UsageError(fmt::format("{}: --jobs and --time-limit belong to experiments and campaigns, and it is neither",
+                                 options.recipe));
   const EvaluationSpec spec = read_evaluation(recipe);
   std::vector<FaultCase> cases;
   std::vector<Rule> rules = read_rules(recipe);
@@ -107,13 +118,18 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Run")
       ->type_name("DIR")
       ->capture_default_str();
+  add_pace_options(*command, options->pace, "Experiments and campaigns");
+  add_experiment_options(*command, options->experiment);
   add_campaign_run_options(*command, options->campaign);
   command->add_flag("--summarise", options->summarise, "run nothing: rates from the trials in the recipe's store")
       ->group("Campaign of diagnoses");
   command->footer(
       "Examples:\n  faultline run recipes/example.yaml --dry-run\n"
       "  faultline run recipes/diagnose-campaign.yaml --jobs 2 --time-limit 30m\n"
-      "  faultline run recipes/experiments/noisy-ops.yaml experiment.seeds=2\n\n"
+      "  faultline run recipes/experiments/noisy-ops.yaml --scale tiny\n"
+      "  faultline run recipes/experiments/noisy-ops.yaml --device cuda --pilot\n"
+      "  faultline run recipes/experiments/noisy-ops.yaml --device cuda --seeds 0-5 --time-limit 40m\n"
+      "  faultline run recipes/experiments/noisy-ops.yaml --merge elsewhere/noisy-ops-default-1f2e3d4c\n\n"
       "The run directory is printed last; `faultline report DIR` makes a page of it.\n"
       "Global options (--seed, --device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return run_recipe(*options, globals); }; });

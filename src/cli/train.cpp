@@ -86,8 +86,8 @@ ExitCode dry_run(const TrainingRun& run, const Node& recipe, const TrainingSpec&
     rows.push_back({fmt::format("memory, {}", part), gibibytes(memory[part].get<double>())});
   const double work = prediction["flops_a_step"].get<double>();
   rows.push_back({"arithmetic a step, at most", fmt::format("{:.3g} TFLOP", work / 1e12)});
-  const double rate = globals.device == "cpu" ? 5e10 : 1.5e14;  // what such models sustain, roughly
-  rows.push_back({"time a step, at most about", format_duration(work / rate)});
+  rows.push_back({"time a step, at most about", format_duration(prediction["seconds_a_step"].get<double>())});
+  rows.push_back({"time, at most about", format_duration(prediction["seconds"].get<double>())});
   print(table(rows));
   if (!globals.quiet) print("\nNothing was run. Without --dry-run the recipe runs.\n");
   return ExitCode::kOk;
@@ -121,7 +121,8 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
     print_json({{"command", "train"},
                 {"results", outcome.results},
                 {"evidence", outcome.proof ? outcome.proof->report : OrderedJson()},
-                {"complaints", outcome.proof ? OrderedJson(outcome.proof->complaints) : OrderedJson::array()},
+                {"complaints", outcome.complaints},
+                {"joined", outcome.evidence},
                 {"record", directory},
                 {"model", saved.empty() ? OrderedJson() : OrderedJson(saved)}});
     return;
@@ -168,8 +169,7 @@ ExitCode train(Options options, const Globals& globals) {
     if (!std::filesystem::exists(saved)) write_model_folder(*loaded.model, loaded.path, saved);  // finished before
   }
   show(outcome, directory.path().string(), saved, globals);
-  if (outcome.proof && !outcome.proof->complaints.empty())
-    throw EvidenceError("evidence missing: " + joined(outcome.proof->complaints, "; "));
+  if (!outcome.complaints.empty()) throw EvidenceError("evidence missing: " + joined(outcome.complaints, "; "));
   return ExitCode::kOk;
 }
 

@@ -1,40 +1,29 @@
 // The table of an experiment. Everything is paired by seed; a trial that died or whose evidence is missing leaves its
 // pair, and the counts say so.
+#include "experiment/analysis.h"
+
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
 #include <optional>
 
 #include "base/stats.h"
-#include "experiment/experiment.h"
+#include "experiment/analysis_parts.h"
+#include "record/document.h"
 
 namespace faultline {
 namespace {
 
-constexpr double kAlpha = 0.05, kPower = 0.8;
+using BySeed = std::map<int64_t, double>;
 
 struct ArmData {
-  std::map<int64_t, double> endpoint;  // by seed index
-  std::vector<double> roughness, seconds, clean;
-  int64_t trials = 0, died = 0, unproven = 0;
+  std::vector<Trial> trials;
+  BySeed endpoint, clean, gain;         // gain: of the clean accuracy over GRPO's start
+  std::map<std::string, BySeed> under;  // by label
+  std::vector<double> roughness, seconds, noise_seconds;
+  int64_t died = 0, unproven = 0;
 };
-
-// One metric for all arms (lesson 30): accuracy under the fault where any trial has it, clean accuracy otherwise.
-std::string common_endpoint(const ExperimentSpec& spec, CampaignStore& store) {
-  if (!spec.endpoint.empty()) return spec.endpoint;
-  std::string clean;
-  for (const Arm& arm : spec.arms) {
-    for (const Trial& trial : store.trials(arm.name)) {
-      const Json results = trial.outcome.value("results", Json::object());
-      for (const auto& [key, value] : results.items()) {
-        if (key.starts_with("faultline/val-faulty/")) return key;
-        if (key.starts_with("val-core/")) clean = key;
-      }
-    }
-  }
-  return clean;
-}
 
 // SD of first differences: how rough a curve is, whatever its trend.
 std::optional<double> roughness_of(const Json& curve) {
@@ -45,19 +34,35 @@ std::optional<double> roughness_of(const Json& curve) {
   return sd_of(differences);
 }
 
+constexpr std::string_view kUnder = "faultline/under/", kClean = "val-core/";
+
+void gather_trial(const Trial& trial, const std::string& endpoint, ArmData& data) {
+  const Json results = trial.outcome.value("results", Json::object()), &curves = trial.outcome["curves"];
+  const int64_t seed = trial.key.index;
+  if (results.contains(endpoint)) data.endpoint[seed] = results[endpoint].get<double>();
+  if (const auto rough = roughness_of(curves["reward"])) data.roughness.push_back(*rough);
+  for (const Json& seconds : curves["seconds"]) data.seconds.push_back(seconds.get<double>());
+  if (!curves["seconds"].empty())
+    data.noise_seconds.push_back(trial.outcome.value("noise_seconds", 0.0) /
+                                 static_cast<double>(curves["seconds"].size()));
+  for (const auto& [key, value] : results.items()) {
+    if (key.starts_with(kClean)) {
+      data.clean[seed] = value.get<double>();
+      if (const Json start = curves.value("start", Json::object()); start.contains(key))
+        data.gain[seed] = value.get<double>() - start[key].get<double>();
+    }
+    if (key.starts_with(kUnder))
+      data.under[key.substr(kUnder.size(), key.rfind('/') - kUnder.size())][seed] = value.get<double>();
+  }
+}
+
 ArmData gather(CampaignStore& store, const Arm& arm, const std::string& endpoint) {
   ArmData data;
-  for (const Trial& trial : store.trials(arm.name)) {
-    ++data.trials;
+  data.trials = store.trials(arm.name);
+  for (const Trial& trial : data.trials) {
     data.died += trial.status == TrialStatus::kFail;
     data.unproven += trial.status == TrialStatus::kError;
-    if (trial.status != TrialStatus::kPass) continue;
-    const Json &results = trial.outcome["results"], &curves = trial.outcome["curves"];
-    if (results.contains(endpoint)) data.endpoint[trial.key.index] = results[endpoint].get<double>();
-    if (const auto rough = roughness_of(curves["reward"])) data.roughness.push_back(*rough);
-    for (const Json& seconds : curves["seconds"]) data.seconds.push_back(seconds.get<double>());
-    for (const auto& [key, value] : results.items())
-      if (key.starts_with("val-core/")) data.clean.push_back(value.get<double>());
+    if (trial.status == TrialStatus::kPass) gather_trial(trial, endpoint, data);
   }
   return data;
 }
@@ -65,21 +70,24 @@ ArmData gather(CampaignStore& store, const Arm& arm, const std::string& endpoint
 Json mean_json(const std::vector<double>& values) {
   if (values.empty()) return nullptr;
   Json json = {{"mean", mean_of(values)}, {"n", values.size()}};
-  if (values.size() >= 2) json["sd"] = sd_of(values);
+  if (values.size() >= 2) {
+    const MeanInterval interval = t_interval(values);
+    json["sd"] = interval.sd, json["interval"] = {interval.low, interval.high};
+  }
   return json;
 }
 
-std::vector<double> values_of(const std::map<int64_t, double>& by_seed) {
+std::vector<double> values_of(const BySeed& by_seed) {
   std::vector<double> values;
   for (const auto& [seed, value] : by_seed) values.push_back(value);
   return values;
 }
 
-Json comparison(const ArmData& arm, const ArmData& control) {
+Json comparison(const BySeed& arm, const BySeed& control) {
   std::vector<double> treated, untreated;
-  for (const auto& [seed, value] : arm.endpoint) {
-    const auto pair = control.endpoint.find(seed);
-    if (pair != control.endpoint.end()) treated.push_back(value), untreated.push_back(pair->second);
+  for (const auto& [seed, value] : arm) {
+    const auto pair = control.find(seed);
+    if (pair != control.end()) treated.push_back(value), untreated.push_back(pair->second);
   }
   const auto pairs = static_cast<int64_t>(treated.size());
   Json json = {{"pairs", pairs}};
@@ -97,43 +105,157 @@ Json comparison(const ArmData& arm, const ArmData& control) {
   return json;
 }
 
+// Mean over the seeds that got there, step by step.
+Json mean_curve(const std::vector<Trial>& trials, const char* name) {
+  std::vector<std::vector<double>> steps;
+  for (const Trial& trial : trials) {
+    const Json curves = trial.outcome.value("curves", Json::object());
+    const Json curve = curves.value(name, Json::array());
+    if (steps.size() < curve.size()) steps.resize(curve.size());
+    for (std::size_t i = 0; i < curve.size(); ++i) steps[i].push_back(curve[i].get<double>());
+  }
+  Json means = Json::array();
+  for (const std::vector<double>& values : steps) means.push_back(mean_of(values));
+  return means;
+}
+
+// How many of the trials came to their end, and at which step the others did not.
+Json survival_json(const ArmData& data) {
+  const auto trials = static_cast<int64_t>(data.trials.size()), alive = trials - data.died;
+  Json json = {{"trials", trials}, {"survived", alive}};
+  if (trials == 0) return json;
+  const Interval interval = clopper_pearson_interval(alive, trials);
+  json["interval"] = {interval.low, interval.high};
+  json["steps_of_death"] = Json::array();
+  for (const Trial& trial : data.trials)
+    if (trial.status == TrialStatus::kFail)
+      json["steps_of_death"].push_back(trial.outcome["curves"]["reward"].size() + 1);
+  return json;
+}
+
+// Under each fault: accuracy, what it costs this arm, and which part of the control's loss training won back.
+Json under_json(const ArmData& one, const ArmData* control) {
+  Json json = Json::object();
+  for (const auto& [label, by_seed] : one.under) {
+    std::vector<double> degradation, recovery;
+    for (const auto& [seed, value] : by_seed) {
+      if (const auto clean = one.clean.find(seed); clean != one.clean.end())
+        degradation.push_back(clean->second - value);
+      if (control == nullptr || control == &one || !control->under.contains(label)) continue;
+      const BySeed& theirs = control->under.at(label);
+      const auto base = theirs.find(seed), clean = control->clean.find(seed);
+      if (base != theirs.end() && clean != control->clean.end() && clean->second > base->second)
+        recovery.push_back((value - base->second) / (clean->second - base->second));
+    }
+    json[label] = {{"accuracy", mean_json(values_of(by_seed))},
+                   {"degradation", mean_json(degradation)},
+                   {"recovery", mean_json(recovery)}};
+    if (control != nullptr && control != &one && control->under.contains(label))
+      json[label]["against_control"] = comparison(by_seed, control->under.at(label));
+  }
+  return json;
+}
+
+// Seeds in which an arm lost exactly what the control did, step by step: an alarm, not a success (lesson 34).
+int64_t identical_seeds(const ArmData& one, const ArmData& control) {
+  int64_t same = 0;
+  for (const Trial& trial : one.trials)
+    for (const Trial& other : control.trials) {
+      if (trial.key.index != other.key.index) continue;
+      const Json &mine = trial.outcome["curves"]["loss"], &theirs = other.outcome["curves"]["loss"];
+      const bool moved =
+          std::any_of(mine.begin(), mine.end(), [](const Json& loss) { return loss.get<double>() != 0; });
+      same += moved && mine == theirs;
+    }
+  return same;
+}
+
+// Holm's correction of whatever of these could be tested.
+void adjust(std::vector<Json*> tested) {
+  std::vector<double> p_values;
+  std::erase_if(tested, [](const Json* one) { return !one->contains("p"); });
+  for (const Json* one : tested) p_values.push_back((*one)["p"].get<double>());
+  if (p_values.empty()) return;
+  const std::vector<double> adjusted = holm_adjust(p_values);
+  for (std::size_t i = 0; i < tested.size(); ++i) (*tested[i])["p_holm"] = adjusted[i];
+}
+
+Json row_json(const Arm& arm, const ArmData& one, const ArmData* control) {
+  Json row = {{"arm", arm.name},
+              {"trials", one.trials.size()},
+              {"died", one.died},
+              {"evidence_missing", one.unproven},
+              {"survival", survival_json(one)},
+              {"endpoint", mean_json(values_of(one.endpoint))},
+              {"clean", mean_json(values_of(one.clean))},
+              {"gain", mean_json(values_of(one.gain))},
+              {"roughness", mean_json(one.roughness)},
+              {"seconds_a_step", mean_json(one.seconds)},
+              {"noise_seconds_a_step", mean_json(one.noise_seconds)},
+              {"curves", {{"reward", mean_curve(one.trials, "reward")}, {"loss", mean_curve(one.trials, "loss")}}}};
+  if (!one.under.empty()) row["under"] = under_json(one, control);
+  if (control == nullptr || control == &one) return row;
+  row["against_control"] = comparison(one.endpoint, control->endpoint);
+  if (!one.seconds.empty() && !control->seconds.empty())
+    row["overhead"] = mean_of(one.seconds) / mean_of(control->seconds) - 1;
+  row["identical_seeds"] = identical_seeds(one, *control);
+  return row;
+}
+
 }  // namespace
+
+std::string common_endpoint(const ExperimentSpec& spec, CampaignStore& store) {
+  if (!spec.endpoint.empty()) return spec.endpoint;
+  std::string faulty, clean;
+  store.for_each([&](Trial&& trial) {
+    const Json results = trial.outcome.value("results", Json::object());
+    for (const auto& [key, value] : results.items()) {
+      if (key.starts_with("faultline/val-faulty/")) faulty = key;
+      if (key.starts_with(kClean)) clean = key;
+    }
+  });
+  return faulty.empty() ? clean : faulty;
+}
+
+BySeed endpoint_by_seed(CampaignStore& store, const std::string& cell, const std::string& endpoint) {
+  BySeed values;
+  for (const Trial& trial : store.trials(cell)) {
+    if (trial.status != TrialStatus::kPass) continue;
+    const Json results = trial.outcome.value("results", Json::object());
+    if (results.contains(endpoint)) values[trial.key.index] = results[endpoint].get<double>();
+  }
+  return values;
+}
 
 Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder) {
   CampaignStore store(folder / "campaign.sqlite");
   const std::string endpoint = common_endpoint(spec, store);
   std::map<std::string, ArmData> data;
   for (const Arm& arm : spec.arms) data.emplace(arm.name, gather(store, arm, endpoint));
-  Json rows = Json::array();
-  std::vector<double> p_values;
-  std::vector<std::size_t> tested;
-  for (const Arm& arm : spec.arms) {
-    const ArmData& one = data.at(arm.name);
-    Json row = {{"arm", arm.name},
-                {"trials", one.trials},
-                {"died", one.died},
-                {"evidence_missing", one.unproven},
-                {"endpoint", mean_json(values_of(one.endpoint))},
-                {"clean", mean_json(one.clean)},
-                {"roughness", mean_json(one.roughness)},
-                {"seconds_a_step", mean_json(one.seconds)}};
-    if (!spec.control.empty() && arm.name != spec.control) {
-      row["against_control"] = comparison(one, data.at(spec.control));
-      if (row["against_control"].contains("p")) {
-        p_values.push_back(row["against_control"]["p"].get<double>());
-        tested.push_back(rows.size());
-      }
-    }
-    rows.push_back(std::move(row));
+  const ArmData* control = spec.control.empty() ? nullptr : &data.at(spec.control);
+  Json rows = Json::array(), contrasts = Json::array();
+  for (const Arm& arm : spec.arms) rows.push_back(row_json(arm, data.at(arm.name), control));
+  std::vector<Json*> tested;
+  for (Json& row : rows)
+    if (row.contains("against_control")) tested.push_back(&row["against_control"]);
+  adjust(tested);
+  for (const Contrast& one : spec.contrasts) {
+    Json contrast = comparison(data.at(one.arm).endpoint, data.at(one.against).endpoint);
+    contrast.update({{"name", one.name}, {"arm", one.arm}, {"against", one.against}});
+    contrasts.push_back(std::move(contrast));
   }
-  if (!p_values.empty()) {
-    const std::vector<double> adjusted = holm_adjust(p_values);
-    for (std::size_t i = 0; i < tested.size(); ++i) rows[tested[i]]["against_control"]["p_holm"] = adjusted[i];
-  }
-  Json json = {{"question", spec.question}, {"control", spec.control}, {"endpoint", endpoint}, {"arms", rows}};
-  const auto comparisons = static_cast<int64_t>(spec.arms.size()) - 1;
-  if (!spec.control.empty() && comparisons > 0)
-    json["fewest_pairs_for_holm"] = fewest_sign_flip_pairs(kAlpha, comparisons);  // lesson 57
+  tested.clear();
+  for (Json& contrast : contrasts) tested.push_back(&contrast);
+  adjust(tested);
+  Json json = {{"question", spec.question}, {"control", spec.control}, {"endpoint", endpoint}, {"arms", rows},
+               {"contrasts", contrasts},    {"seeds", spec.seeds}};
+  if (std::filesystem::exists(folder / "design.json"))
+    json["design"] = read_document(folder / "design.json", "experiment_design");
+  if (std::filesystem::exists(folder / "calibration.json"))
+    json["calibration"] = read_document(folder / "calibration.json", "calibration");
+  if (!spec.contrasts.empty())
+    json["fewest_pairs_for_holm"] =
+        fewest_sign_flip_pairs(kAlpha, static_cast<int64_t>(spec.contrasts.size()));  // lesson 57
   return json;
 }
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "aqn/activation_noise.h"
 #include "aqn/aqn_schema.h"
 #include "base/error.h"
+#include "experiment/run_evidence.h"
 #include "experiment/training_census.h"
 #include "experiment/training_layers.h"
 #include "tap/substitution.h"
@@ -18,6 +20,7 @@ namespace {
 
 constexpr double kLeastShare = 0.8;  // of the clean accuracy, under the strongest noise
 constexpr std::size_t kCheckProblems = 128;
+constexpr double kCpuRate = 5e10, kGpuRate = 1.5e14;  // operations a second that such models sustain, roughly
 
 Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }  // keys sorted
 
@@ -51,6 +54,10 @@ struct TrainingRun::State {
   std::unique_ptr<Injection> injection;
   std::unique_ptr<NormNoise> noise;
   TrainingProgress progress;
+  Json before;                  // evidence of the parts before this one
+  Json noisy = Json::object();  // what the noise on norms did in this part and those before
+  bool acted = false;           // the plan was armed in this part
+  double noise_seconds = 0;
 
   State(LoadedModel& loaded, TrainingSpec spec);
 
@@ -61,6 +68,20 @@ struct TrainingRun::State {
   void make_plan();
   void make_noise();
   TrainHooks hooks();
+  void arm() {
+    injection->arm();
+    acted = true;
+  }
+  bool activation_noise() const { return spec.aqn && spec.aqn->sites != AqnSites::kNormWeight; }
+  double strongest_sigma(int64_t* at = nullptr) const;
+  double accuracy_under_noise(std::span<const Problem> some, int64_t strongest);
+  void count_noise();
+  Json evidence();
+  bool trainer_validates_faulty() const {
+    return std::any_of(spec.rules.begin(), spec.rules.end(), [&](const Rule& rule) {
+      return read_phases(rule.phases, spec.phases).test(static_cast<std::size_t>(Phase::kEval));
+    });
+  }
   double accuracy(std::span<const Problem> some) const;
   Json validate(bool faulty);
   void check_noise();
@@ -85,30 +106,53 @@ TrainingRun::State::State(LoadedModel& given, TrainingSpec wanted) : loaded(give
 }
 
 void TrainingRun::State::make_plan() {
-  if (spec.rules.empty()) return;
+  std::vector<Rule> rules = spec.rules;
+  if (activation_noise()) {
+    check_noise_layers(spec.aqn->layers, loaded.model->config().layers);
+    rules = with_noise(*spec.aqn, std::move(rules));
+  }
+  if (rules.empty()) return;
   PlanSettings settings;
   settings.seed = spec.seed;
   settings.phases = spec.phases;
   settings.total_steps = last_stage().steps;
   const int64_t rows = last_stage().micro_batch > 0 ? last_stage().micro_batch : last_stage().sequences();
-  injection = std::make_unique<Injection>(
-      spec.rules, settings, *loaded.model, Phase::kRollout,
-      take_training_censuses(*loaded.model, trainer->parameters(), last_stage(), std::min<int64_t>(rows, 8)));
+  const Censuses censuses =
+      take_training_censuses(*loaded.model, trainer->parameters(), last_stage(), std::min<int64_t>(rows, 8));
+  injection = std::make_unique<Injection>(rules, settings, *loaded.model, Phase::kRollout, censuses);
   if (last_stage().updates > 1 && acts_in(injection->plan(), Phase::kActorForward))
     throw UsageError("train.updates: with faults in actor_forward only one update a step is counted; use updates: 1");
-  injection->self_check();
+  if (!activation_noise()) return injection->self_check();
+  for (Rule& rule : rules)  // a schedule may be silent at first; the canary must not be
+    if (rule.name == kNoiseRule) rule = constant_noise_rule(*spec.aqn, strongest_sigma());
+  Injection(rules, settings, *loaded.model, Phase::kRollout, censuses).self_check();
 }
 
 void TrainingRun::State::make_noise() {
-  if (!spec.aqn) return;
+  if (!spec.aqn || activation_noise()) return;
   CausalLm& model = *loaded.model;
+  const bool moe = model.config().moe.experts > 0;
+  if (spec.aqn->exclude_router_input && !moe)
+    throw UsageError("aqn.exclude_router_input: the model has no router; leave it out");
   std::vector<NoiseTarget> parameters;
   for (const CausalLm::Parameter& parameter : model.parameters())
     parameters.push_back({parameter.name, parameter.tensor, parameter.place});
-  const NormSelection selection{model.config().moe.experts > 0, spec.aqn->layers, model.config().layers,
-                                static_cast<int64_t>(model.norm_count())};
+  const NormSelection selection{moe && !spec.aqn->exclude_router_input, spec.aqn->layers, model.config().layers,
+                                static_cast<int64_t>(model.norm_count()), spec.aqn->exclude_router_input};
   noise = std::make_unique<NormNoise>(*spec.aqn, select_norms(parameters, selection), model.config().layers, spec.seed,
                                       last_stage().steps);
+}
+
+double TrainingRun::State::strongest_sigma(int64_t* at) const {
+  double strongest = 0;
+  for (int64_t step = 0; step < last_stage().steps; ++step) {
+    const double sigma = strength_at(spec.aqn->schedule, step, last_stage().steps);
+    if (sigma > strongest && at != nullptr) *at = step;
+    strongest = std::max(strongest, sigma);
+  }
+  if (strongest == 0)
+    throw UsageError("aqn: the schedule gives sigma 0 at every step; a run without noise would be reported as noisy");
+  return strongest;
 }
 
 double TrainingRun::State::accuracy(std::span<const Problem> some) const {
@@ -124,42 +168,82 @@ double TrainingRun::State::accuracy(std::span<const Problem> some) const {
 }
 
 Json TrainingRun::State::validate(bool faulty) {
-  if (injection && faulty) injection->arm();
+  if (injection && faulty) arm();
   if (injection && !faulty) injection->disarm();
-  const double share = accuracy(validation);
+  double share = 0;  // every draw continues the numbers of the one before
+  const int64_t draws = faulty ? spec.train.validation_draws : 1;
+  for (int64_t draw = 0; draw < draws; ++draw) share += accuracy(validation) / static_cast<double>(draws);
   const std::string name = spec.task.name == "gsm8k" ? "openai/gsm8k" : spec.task.name;
   Json metrics = {{fmt::format("{}/{}/acc/mean@1", faulty ? "faultline/val-faulty" : "val-core", name), share},
                   {"faultline/validation_problems", validation.size()}};
   return metrics;
 }
 
+double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, int64_t strongest) {
+  if (noise) {
+    const PhaseScope phase(Phase::kEval);
+    const std::shared_ptr<void> guard = noise->apply(strongest);
+    const double share = accuracy(some);
+    noise->check();
+    return share;
+  }
+  PlanSettings settings;
+  settings.seed = spec.seed;
+  Injection alone({constant_noise_rule(*spec.aqn, strongest_sigma())}, settings, *loaded.model, Phase::kRollout,
+                  injection->censuses());
+  const PhaseScope phase(Phase::kRollout);
+  alone.arm();
+  const double share = accuracy(some);
+  if (const Injection::Proof proof = alone.finish(); !proof.complaints.empty())
+    throw EvidenceError("aqn: " + proof.complaints.front());
+  return share;
+}
+
 // At the strongest noise, before the first step that samples: a policy that answers nothing teaches nothing.
 void TrainingRun::State::check_noise() {
-  if (!noise) return;
+  if (!spec.aqn) return;
   int64_t strongest = 0;
-  for (int64_t step = 0; step < last_stage().steps; ++step)
-    if (noise->sigma_at(step) > noise->sigma_at(strongest)) strongest = step;
+  const double sigma = strongest_sigma(&strongest);
   const auto some = std::span<const Problem>(validation).first(std::min(kCheckProblems, validation.size()));
-  line(fmt::format("[aqn] {} RMSNorm weights, sigma up to {:.4g}", noise->targets(), noise->sigma_at(strongest)));
+  line(noise ? fmt::format("[aqn] {} RMSNorm weights, sigma up to {:.4g}", noise->targets(), sigma)
+             : fmt::format("[aqn] noise on {}, sigma up to {:.4g}",
+                           spec.aqn->sites == AqnSites::kLayerOutput ? "layer outputs" : "matrix products", sigma));
+  if (const std::string note = schedule_note(spec.aqn->schedule, last_stage().steps); !note.empty())
+    line("[aqn] " + note);
   if (some.empty()) return;
-  const PhaseScope phase(Phase::kEval);
-  const bool was_armed = injection != nullptr;
-  if (was_armed) injection->disarm();
-  const double clean = accuracy(some);
-  double noisy = 0;
+  if (injection) injection->disarm();
+  double clean = 0;
   {
-    const std::shared_ptr<void> guard = noise->apply(strongest);
-    noisy = accuracy(some);
+    const PhaseScope phase(Phase::kEval);
+    clean = accuracy(some);
   }
-  noise->check();
-  if (was_armed) injection->arm();
+  const double noisy_share = accuracy_under_noise(some, strongest);
   line(fmt::format("[aqn] accuracy on {} problems: clean {:.3f}, under the strongest noise {:.3f}", some.size(), clean,
-                   noisy));
-  if (noisy < kLeastShare * clean && !spec.aqn->force)
+                   noisy_share));
+  if (noisy_share < kLeastShare * clean && !spec.aqn->force)
     throw UsageError(
         fmt::format("aqn: sigma {:g} takes accuracy from {:.1f} % to {:.1f} %, below four fifths; choose a "
                     "smaller sigma or sigma_scale: relative, or say aqn.force: true",
-                    noise->sigma_at(strongest), 100 * clean, 100 * noisy));
+                    sigma, 100 * clean, 100 * noisy_share));
+}
+
+void TrainingRun::State::count_noise() {
+  const NoiseApplied& last = noise->last();
+  const bool sounded = last.sigma > 0;
+  const auto add = [&](const char* key, int64_t by) { noisy[key] = noisy.value(key, int64_t{0}) + by; };
+  add("steps", 1), add("noisy_steps", sounded ? 1 : 0), add("changed", last.changed);
+  noisy["weights"] = last.weights;
+  if (!sounded) return;
+  noisy["sum_of_measured_over_expected"] =
+      noisy.value("sum_of_measured_over_expected", 0.0) + last.measured / last.expected;
+}
+
+Json TrainingRun::State::evidence() {
+  Json all = Json::object();
+  if (injection)
+    all["faults"] = join_evidence(before, acted ? part_evidence(injection->plan(), injection->censuses()) : Json());
+  if (noise) all["aqn"] = noisy;
+  return all;
 }
 
 TrainHooks TrainingRun::State::hooks() {
@@ -168,11 +252,15 @@ TrainHooks TrainingRun::State::hooks() {
     if (in_last_stage(position) && position.step == 0) check_noise();
     if (!injection) return;
     if (!in_last_stage(position)) return injection->disarm();  // every arm starts from the same supervised model
-    injection->arm();
+    arm();
     injection->plan().begin_step(position.step);
   };
   all.rollout = [this](const TrainPosition& position) -> std::shared_ptr<void> {
-    return noise ? noise->apply(position.step) : nullptr;
+    if (!noise) return nullptr;
+    Stopwatch watch;
+    std::shared_ptr<void> guard = noise->apply(position.step);
+    noise_seconds += watch.lap();
+    return guard;
   };
   all.weights_changed = [this] {
     if (injection) injection->plan().weights().new_epoch();
@@ -181,6 +269,7 @@ TrainHooks TrainingRun::State::hooks() {
     Json metrics = Json::object();
     if (!noise || !in_last_stage(position)) return metrics;
     noise->check();
+    count_noise();
     line(noise->log_line());
     return noise->record();
   };
@@ -192,14 +281,19 @@ TrainHooks TrainingRun::State::hooks() {
   if (!validation.empty()) {
     all.validate = [this](const TrainPosition& position, bool faulty) {
       Json metrics = validate(faulty);
-      if (injection && in_last_stage(position)) injection->arm();
+      if (injection && in_last_stage(position)) arm();
       return metrics;
     };
-    for (const Rule& rule : spec.rules)
-      all.faulty_validation |= read_phases(rule.phases, spec.phases).test(static_cast<std::size_t>(Phase::kEval));
+    all.faulty_validation = trainer_validates_faulty();
   }
   all.on_event = [this](const Json& event) {
     if (progress.on_event) progress.on_event(event);
+  };
+  all.evidence = [this] { return evidence(); };
+  all.resumed = [this](const Json& parts) {
+    if (!parts.is_object()) return;
+    if (parts.contains("faults")) before = parts["faults"];
+    if (parts.contains("aqn")) noisy = parts["aqn"];
   };
   return all;
 }
@@ -240,18 +334,43 @@ Json TrainingRun::prediction() const {
                  {"logits", logits},
                  {"total", weights + cache + kept + logits}}},
                {"flops_a_step", 2.0 * static_cast<double>(parameters * stage.sequences() * tokens) * 4}};
+  // At most: every response as long as it may be. Forward 2, backward 4, sampling 2 operations a parameter and token.
+  const double token = 2.0 * static_cast<double>(parameters);
+  double all = json["flops_a_step"].get<double>() * static_cast<double>(stage.steps);
+  for (const StageSpec& one : state.spec.train.spec.stages)
+    if (one.algorithm == Algorithm::kSft && &one != &stage)
+      all += token * 3 * static_cast<double>(one.steps * one.sequences() * tokens);
+  const int64_t validations =
+      1 + std::ssize(state.spec.train.spec.stages) +
+      (state.spec.train.spec.validate_every > 0 ? stage.steps / state.spec.train.spec.validate_every : 0);
+  all += token * static_cast<double>(validations * std::ssize(state.validation) * tokens) *
+         static_cast<double>(1 + (state.trainer_validates_faulty() ? state.spec.train.validation_draws : 0));
+  const double rate = model.device().is_cpu() ? kCpuRate : kGpuRate;
+  json["seconds_a_step"] = json["flops_a_step"].get<double>() / rate;
+  json["seconds"] = all / rate;
   if (state.injection) json["faults"] = as_record(state.injection->prediction());
   if (state.noise) json["aqn"] = {{"weights", state.noise->targets()}};
   return json;
 }
+
+Json TrainingRun::evidence() const { return state_->evidence(); }
 
 TrainingOutcome TrainingRun::run(RunDirectory& directory, const TrainingProgress& progress) {
   State& state = *state_;
   state.progress = progress;
   TrainingOutcome outcome;
   outcome.results = state.trainer->run(directory);
+  outcome.evidence = state.evidence();
+  outcome.noise_seconds = state.noise_seconds;
+  if (state.noise && state.noisy.value("noisy_steps", 0) == 0)
+    outcome.complaints.emplace_back("aqn: not one step of the run had noise");
   if (!state.injection) return outcome;
   outcome.proof = state.injection->finish();
+  outcome.proof->complaints = missing_evidence(outcome.evidence["faults"], state.injection->plan());
+  outcome.complaints.insert(outcome.complaints.end(), outcome.proof->complaints.begin(),
+                            outcome.proof->complaints.end());
+  outcome.proof->report["complaints"] = outcome.proof->complaints;
+  outcome.proof->report["joined"] = outcome.evidence["faults"];
   outcome.log = outcome.proof->log;
   directory.write_ledger(as_record(outcome.proof->report));
   return outcome;

@@ -24,8 +24,11 @@ TrainingSpec read_training(const Node& recipe, std::vector<Rule> rules);  // val
 
 struct TrainingOutcome {
   Json results = Json::object();          // the last validation
-  std::optional<Injection::Proof> proof;  // where there were faults
+  std::optional<Injection::Proof> proof;  // where there were faults; of this process's part
+  Json evidence = Json::object();         // of all parts: {"faults": counts by rule and phase, "aqn": …}
+  std::vector<std::string> complaints;    // empty: everything promised happened
   std::vector<std::string> log;           // lines that people look for
+  double noise_seconds = 0;               // spent on making noisy norms
 };
 
 struct TrainingProgress {
@@ -43,6 +46,7 @@ class TrainingRun {
 
   Json prediction() const;  // memory, sequences, tokens, matched sites
   TrainingOutcome run(RunDirectory& directory, const TrainingProgress& progress);
+  Json evidence() const;  // so far; also of a run that died
 
  private:
   struct State;

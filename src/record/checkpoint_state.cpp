@@ -44,6 +44,7 @@ CheckpointState from_document(const Json& document, const std::string& origin) {
   const auto validation = document.find("validation");
   if (validation == document.end() || !validation->is_object()) refuse(origin, "validation: wanted an object");
   state.validation = *validation;
+  state.evidence = document.value("evidence", Json());
   if (state.step > state.steps_done)
     refuse(origin, fmt::format("step {} of its stage, but only {} steps were done", state.step, state.steps_done));
   return state;
@@ -58,6 +59,7 @@ void write_checkpoint_state(const std::filesystem::path& path, const CheckpointS
                   {"steps_done", state.steps_done},
                   {"event_lines", state.event_lines},
                   {"validation", state.validation},
+                  {"evidence", state.evidence},
                   {"optimizer_steps", state.optimizer_steps},
                   {"model", state.model},
                   {"tensors", state.tensors}});

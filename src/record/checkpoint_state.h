@@ -19,6 +19,7 @@ struct CheckpointState {
   uint64_t event_lines = 0;  // in events.jsonl when the checkpoint was made
   int64_t optimizer_steps = 0;
   Json validation = Json::object();  // the last one's metrics
+  Json evidence;                     // of the parts of the run so far; null where no plan was armed
   std::string model;                 // fingerprint of what is trained
   std::string tensors;               // hash of state.safetensors
 

@@ -101,6 +101,7 @@ void write_checkpoint(const fs::path& folder, const TrainState& state, const std
                                                  .event_lines = state.event_lines,
                                                  .optimizer_steps = optimizer.steps(),
                                                  .validation = state.validation,
+                                                 .evidence = state.evidence,
                                                  .model = fingerprint,
                                                  .tensors = hash_of(MappedFile(unfinished / kTensors))});
     fs::remove_all(folder, ignored);  // of an earlier run of this step, whose later events were taken back
@@ -123,7 +124,8 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
         fmt::format("{}: the checkpoint is of another model: its shape, its type or what is trained of it differ; "
                     "resume with the recipe it was made with",
                     folder.string()));
-  const TrainState state = {{stored.stage, stored.step}, stored.steps_done, stored.event_lines, stored.validation};
+  const TrainState state = {
+      {stored.stage, stored.step}, stored.steps_done, stored.event_lines, stored.validation, stored.evidence};
   const MappedFile file(folder / kTensors);
   if (hash_of(file) != stored.tensors)
     refuse_damaged(folder, fmt::format("{} is not the file that {} describes", kTensors, kState));

@@ -17,6 +17,7 @@ struct TrainState {
   int64_t steps_done = 0;    // of all stages
   uint64_t event_lines = 0;  // in events.jsonl when the checkpoint was made
   Json validation = Json::object();  // the last one's metrics
+  Json evidence = nullptr;           // of everything up to here, where the run keeps any
 };
 
 // Of the parameters that are trained: their names, sizes and the model's shape.

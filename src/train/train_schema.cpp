@@ -56,6 +56,8 @@ Schema with_record(const Schema& map) {
       .field("validate_every", count(0),
              {.default_value = Node(0), .doc = "steps; the start and each stage's end always; 0: only these"})
       .field("validation_problems", count(0), {.default_value = Node(256), .doc = "of the test split; 0: none"})
+      .field("validation_draws", count(),
+             {.default_value = Node(1), .doc = "passes over them under the faults, each with noise of its own"})
       .field("checkpoint_every", count(0), {.default_value = Node(10), .doc = "steps; 0: none at all"})
       .field("keep", count(), {.default_value = Node(2), .doc = "checkpoints to keep, the latest"})
       .field("lora", lora_schema(), {.doc = "train low-rank adapters in place of all weights"})
@@ -138,6 +140,7 @@ TrainRecipe read_train(const Node& train, uint64_t seed) {
   recipe.spec.checkpoint_every = train.at("checkpoint_every").as_integer();
   recipe.spec.keep = train.at("keep").as_integer();
   recipe.validation_problems = train.at("validation_problems").as_integer();
+  recipe.validation_draws = train.at("validation_draws").as_integer();
   recipe.save_model = train.at("save_model").as_bool();
   return recipe;
 }

@@ -10,7 +10,7 @@ void register_train_section();  // of the recipe's schema; once
 
 struct TrainRecipe {
   TrainSpec spec;
-  int64_t validation_problems = 0;
+  int64_t validation_problems = 0, validation_draws = 1;
   bool save_model = false;
 };
 TrainRecipe read_train(const Node& train, uint64_t seed);  // validated

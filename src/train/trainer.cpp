@@ -135,6 +135,7 @@ void Trainer::State::resume(RunDirectory& directory) {
   now = state.done;
   steps_done = state.steps_done;
   last_validation = state.validation;
+  if (hooks.resumed) hooks.resumed(state.evidence);
   if (now.step == stage().steps && now.stage + 1 < spec.stages.size()) {
     now = {now.stage + 1, 0};
     begin_stage();
@@ -176,7 +177,11 @@ void Trainer::State::write_event(RunDirectory& directory, Json event) {
 }
 
 void Trainer::State::save(RunDirectory& directory) {
-  const TrainState state{{now.stage, now.step + 1}, steps_done, directory.events().lines(), last_validation};
+  const TrainState state{{now.stage, now.step + 1},
+                         steps_done,
+                         directory.events().lines(),
+                         last_validation,
+                         hooks.evidence ? hooks.evidence() : Json()};
   write_checkpoint(directory.checkpoint_path(steps_done), state, fingerprint, optimizer, reference);
   retain_checkpoints(directory.path() / "checkpoints", spec.keep);
 }

@@ -84,6 +84,8 @@ struct TrainHooks {
   bool faulty_validation = false;                                      // validate also with the faults
   std::function<Json(const TrainPosition&)> end_step;                  // metrics to add
   std::function<void(const Json& event)> on_event;                     // every event, as it is written
+  std::function<Json()> evidence;                   // what has happened so far; kept with every checkpoint
+  std::function<void(const Json& before)> resumed;  // the evidence of the parts before this one
 };
 
 class Trainer {

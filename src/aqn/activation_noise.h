@@ -1,0 +1,20 @@
+// AQN on activations: noise on the output of decoder layers or of matrix products while the policy samples. It is a
+// rule of the plan like any fault, in phase rollout alone and with the noise's schedule as its strength, so it is
+// drawn, counted and proven by the same kernels, and its order among the faults of a site is the plan's order: before a
+// dead zone it lifts signals over the threshold, behind it it cannot (lesson 59).
+#pragma once
+
+#include "aqn/norm_noise.h"
+#include "numeric/rule.h"
+
+namespace faultline {
+
+inline constexpr const char* kNoiseRule = "aqn";  // the rule's name
+
+Rule noise_rule(const AqnSpec& spec);
+Rule constant_noise_rule(const AqnSpec& spec, double sigma);  // the same at one strength, for checks before step 1
+
+// The faults with the noise before or after them. UsageError where a fault has the noise's name already.
+std::vector<Rule> with_noise(const AqnSpec& spec, std::vector<Rule> faults);
+
+}  // namespace faultline

@@ -1,0 +1,217 @@
+#include "cli/experiment_command.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/progress.h"
+#include "base/text.h"
+#include "cli/experiment_output.h"
+#include "cli/experiment_workers.h"
+#include "cli/output.h"
+#include "diagnose/examination.h"
+#include "experiment/analysis.h"
+#include "experiment/campaign.h"
+#include "experiment/small_model.h"
+#include "recipe/recipe.h"
+#include "record/document.h"
+
+namespace faultline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr int64_t kDiagnosisTokens = 24;
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+Node load_scaled(const fs::path& file, const std::string& scale, const std::vector<std::string>& overrides) {
+  std::vector<std::string> all = scale_overrides(load_recipe(file, {}), scale);
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return load_recipe(file, all);
+}
+
+struct Workshop {  // of the small model, where nothing is to be written into the output folder
+  fs::path path;
+  ~Workshop() {
+    std::error_code ignored;
+    if (!path.empty()) fs::remove_all(path, ignored);
+  }
+};
+
+// Scale tiny has a model of its own; scale paper has none and must be given one.
+void choose_model(Node& recipe, const ExperimentOptions& options, const fs::path& out, Workshop& workshop) {
+  const bool unnamed = recipe.at("model").as_string() == "default";
+  if (options.scale == "paper" && unnamed)
+    throw UsageError("--scale paper: give a model, as in model=/path/to/Qwen2.5-1.5B-Instruct");
+  if (options.scale != "tiny" || !unnamed) return;
+  fs::path folder = out / ".small-model";
+  if (options.dry_run) {
+    workshop.path = fs::temp_directory_path() / fmt::format("faultline-small-model-{}", ::getpid());
+    folder = workshop.path / "model";
+  }
+  fs::create_directories(folder.parent_path());
+  recipe.set("model", make_small_model(folder).string());
+}
+
+OrderedJson diagnose(LoadedModel& loaded, const std::string& method, uint64_t seed) {
+  std::vector<int64_t> tokens = loaded.tokenizer.encode(
+      "A train leaves the station at nine and covers sixty miles an hour. How far has it gone at noon, and how long "
+      "would a car at forty miles an hour need for the same way?");
+  tokens.resize(std::min<std::size_t>(tokens.size(), kDiagnosisTokens));
+  Examiner examiner(*loaded.model, at::kCPU, seed, /*keep=*/false);
+  Examination examination;
+  examination.method = method;
+  examination.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
+  examination.seed = seed;
+  return to_json(examiner.run(examination));
+}
+
+CampaignPart part_of(const ExperimentOptions& options, const ExperimentSpec& spec) {
+  CampaignPart part;
+  part.pilot = options.pilot;
+  part.time_limit = options.pace.seconds();
+  if (!options.arms.empty())
+    for (const std::string& arm : words_of(options.arms)) part.arms.insert(spec.arm(arm).name);
+  if (options.seeds.empty()) return part;
+  const int64_t seeds = options.pilot ? spec.pilot : spec.seeds;
+  for (const int64_t index : parse_indices("--seeds", options.seeds)) {
+    if (index >= seeds)
+      throw UsageError(fmt::format("--seeds: {} is named, but the {} has the seeds 0 to {}; raise experiment.{}", index,
+                                   options.pilot ? "pilot" : "experiment", seeds - 1,
+                                   options.pilot ? "pilot" : "seeds"));
+    part.seeds.insert(index);
+  }
+  return part;
+}
+
+void run_here(Experiment& experiment, LoadedModel& loaded, const CampaignPart& part, const Globals& globals) {
+  const auto total = std::ssize(experiment.keys(part)), left = std::ssize(experiment.pending(part));
+  Progress bar("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
+  bool first = true;
+  ExperimentProgress progress;
+  progress.on_trial = [&](const TrialKey& key) {
+    if (!std::exchange(first, false)) bar.advance();
+    bar.set_postfix(fmt::format("{}, seed {}", key.cell, key.index));
+  };
+  experiment.run(loaded, part, progress);
+  if (!first) bar.advance();
+}
+
+void run_beside(const Experiment& experiment, int64_t jobs, const CampaignPart& part, const Globals& globals) {
+  const auto total = std::ssize(experiment.keys(part)), left = std::ssize(experiment.pending(part));
+  Progress bar("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
+  int64_t before = left;
+  run_workers({globals.arguments, jobs, experiment.folder(), [&] { return std::ssize(experiment.pending(part)); },
+               [&](int64_t now) { bar.advance(std::exchange(before, now) - now); }});
+}
+
+ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t merged, const Globals& globals) {
+  const int64_t left = std::ssize(experiment.pending(part));
+  if (part.pilot) {
+    if (left == 0)
+      show_design(write_design(experiment.spec(), experiment.folder()), experiment.folder().string(), globals);
+    if (left > 0) show_left(left, experiment.folder().string(), globals);
+    return ExitCode::kOk;
+  }
+  const Json analysis = analyse(experiment.spec(), experiment.folder());
+  write_document(experiment.folder() / "analysis.json", "experiment", analysis);
+  show_analysis(analysis, experiment.folder().string(), left, merged, globals);
+  for (const Json& row : analysis["arms"])
+    if (row["evidence_missing"].get<int64_t>() > 0)
+      throw EvidenceError(fmt::format("arm '{}': the evidence of {} trials is missing; see {}",
+                                      row["arm"].get<std::string>(), row["evidence_missing"].get<int64_t>(),
+                                      experiment.folder().string()));
+  return ExitCode::kOk;
+}
+
+void check_pilot(const ExperimentSpec& spec, const fs::path& folder) {
+  if (spec.contrasts.empty())
+    throw UsageError("--pilot: the recipe names neither contrasts nor a control: there is no difference to measure");
+  if (!fs::exists(folder / "design.json")) return;
+  if (read_document(folder / "design.json", "experiment_design").at("pilot").is_null())
+    throw UsageError(fmt::format("--pilot: {}: the design was written without a pilot and is frozen; use another --out",
+                                 folder.string()));
+}
+
+}  // namespace
+
+std::vector<int64_t> parse_indices(const std::string& option, const std::string& text) {
+  std::vector<int64_t> indices;
+  for (const std::string& word : words_of(text)) {
+    const std::size_t dash = word.find('-');
+    const auto first = static_cast<int64_t>(parse_count(option, word.substr(0, dash), 0, 9999));
+    const auto last =
+        dash == std::string::npos ? first : static_cast<int64_t>(parse_count(option, word.substr(dash + 1), 0, 9999));
+    if (last < first) throw UsageError(fmt::format("{}: the range '{}' counts downwards", option, word));
+    for (int64_t index = first; index <= last; ++index) indices.push_back(index);
+  }
+  return indices;
+}
+
+void add_experiment_options(CLI::App& command, ExperimentOptions& options) {
+  const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
+    return command.add_option(name, value, text)->group("Experiment")->type_name(type);
+  };
+  offer(option("--scale", options.scale,
+               "tiny (seconds, a model of two layers), default, or paper (GSM8K; give model=)", "NAME")
+            ->capture_default_str(),
+        {"tiny", "default", "paper"});
+  option("--arms", options.arms, "only these, as in e5,e5a; default all", "LIST");
+  option("--seeds", options.seeds, "only these seed numbers, as in 0-5,9; default all", "LIST");
+  command.add_flag("--pilot", options.pilot, "run the pilot's seeds of the first contrast, then write down the design")
+      ->group("Experiment");
+  command.add_option("--merge", options.merge, "take the trials of another folder of the same experiment; run none")
+      ->group("Experiment")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
+  command.add_flag("--worker", options.worker, "")->group("");  // what --jobs starts
+}
+
+ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptions& options,
+                                const fs::path& recipe_file, const std::vector<std::string>& overrides,
+                                const fs::path& out, const Globals& globals) {
+  Workshop workshop;
+  Node recipe = load_scaled(recipe_file, options.scale, overrides);
+  choose_model(recipe, options, out, workshop);
+  ModelOptions model = given;
+  model.model = recipe.at("model").as_string();
+  const int64_t jobs = options.pace.job_count();
+  if (options.pilot && !options.merge.empty()) throw UsageError("--merge takes trials, --pilot runs some; one of them");
+  const std::string hash = json_hash({experiment_identity(recipe, given.dtype), model.model});
+  const fs::path folder = out / fmt::format("{}-{}-{}", recipe_file.stem().string(), options.scale, hash.substr(0, 8));
+  Experiment experiment(recipe, given.dtype, folder);
+  const CampaignPart part = part_of(options, experiment.spec());
+  if (options.pilot) check_pilot(experiment.spec(), folder);
+  if (options.dry_run) return show_dry_run(experiment, part, open_model(model, globals), globals);
+  int64_t merged = 0;
+  {
+    LoadedModel loaded = open_model(model, globals);
+    ExperimentProgress progress;
+    progress.on_line = [&](const std::string& line) {
+      if (!globals.quiet && !globals.json) print_now(line + "\n");
+    };
+    experiment.open(loaded, diagnose, progress);
+    if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
+    for (const std::string& other : options.merge) merged += experiment.merge(other);
+    if (options.worker) return experiment.run(loaded, part, {}), ExitCode::kOk;
+    if (options.merge.empty() && jobs == 1) run_here(experiment, loaded, part, globals);
+  }
+  if (options.merge.empty() && jobs > 1) run_beside(experiment, jobs, part, globals);
+  return finish(experiment, part, merged, globals);
+}
+
+}  // namespace faultline::cli

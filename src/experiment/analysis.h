@@ -1,0 +1,18 @@
+// What an experiment says: the design that was written down before its trials, and the table that is made of them.
+#pragma once
+
+#include "experiment/experiment.h"
+#include "record/json_text.h"
+
+namespace faultline {
+
+// The number of pairs, the family of contrasts and, from the pilot's trials where there are any, the smallest
+// difference that the experiment resolves. Written once: a design that exists is returned as it stands. UsageError
+// where the experiment's own trials came first.
+Json write_design(const ExperimentSpec& spec, const std::filesystem::path& folder);
+
+// Of all finished trials: means with intervals, declared contrasts (paired by seed, exact sign-flip test, t interval,
+// Holm over the family), survival, curves, overhead, recovery.
+Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder);
+
+}  // namespace faultline

@@ -1,0 +1,163 @@
+// The table of an experiment, from trials whose answers are known.
+#include "experiment/analysis.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/stats.h"
+#include "experiment/run_evidence.h"
+#include "record/campaign_store.h"
+#include "record/temporary_directory.h"
+
+namespace faultline {
+namespace {
+
+constexpr const char* kMetric = "faultline/val-faulty/arithmetic/acc/mean@1";
+
+Trial trial_of(const std::string& arm, int64_t seed, double accuracy,
+               const std::vector<double>& losses = {0.1, 0.3, 0.2}) {
+  Trial trial{.key = {arm, seed}, .seed = 7, .status = TrialStatus::kPass};
+  trial.outcome = {
+      {"results", {{kMetric, accuracy}, {"val-core/arithmetic/acc/mean@1", accuracy + 0.1}}},
+      {"curves", {{"reward", {0.1, 0.2, 0.4}}, {"loss", losses}, {"seconds", {1.0, 1.0, 1.0}}}},
+  };
+  return trial;
+}
+
+ExperimentSpec spec_of(const std::vector<std::string>& arms, std::vector<Contrast> contrasts) {
+  ExperimentSpec spec;
+  for (const std::string& arm : arms) spec.arms.push_back({arm, {}, {}});
+  spec.control = arms.front();
+  spec.contrasts = std::move(contrasts);
+  return spec;
+}
+
+struct Folder {
+  TemporaryDirectory directory;
+  CampaignStore store{directory.path() / "campaign.sqlite"};
+  void add(const Trial& trial) { ASSERT_TRUE(store.insert(trial)); }
+};
+
+const Json& row_of(const Json& analysis, const std::string& arm) {
+  for (const Json& row : analysis["arms"])
+    if (row["arm"] == arm) return row;
+  throw std::runtime_error(arm);
+}
+
+TEST(Analysis, PairsBySeedAndCorrectsOverTheDeclaredFamily) {
+  Folder folder;
+  for (int64_t seed = 0; seed < 8; ++seed) {
+    const double luck = 0.01 * static_cast<double>(seed * seed % 5);  // shared by the arms of a seed
+    folder.add(trial_of("control", seed, 0.5 + luck));
+    folder.add(trial_of("better", seed, 0.53 + luck + 0.001 * static_cast<double>(seed % 2)));
+    folder.add(trial_of("same", seed, 0.5 + luck + (seed % 2 == 0 ? 0.01 : -0.01)));
+  }
+  const Json analysis =
+      analyse(spec_of({"control", "better", "same"}, {{"helps", "better", "control"}, {"differs", "same", "control"}}),
+              folder.directory.path());
+  const Json &helps = analysis["contrasts"][0], &differs = analysis["contrasts"][1];
+  EXPECT_EQ(helps["pairs"], 8);
+  EXPECT_NEAR(helps["difference"].get<double>(), 0.0305, 1e-12);
+  EXPECT_DOUBLE_EQ(helps["p"].get<double>(), 2.0 / 256) << "all eight differences have one sign: 2 of 2^8";
+  EXPECT_DOUBLE_EQ(helps["p_holm"].get<double>(), 4.0 / 256);
+  EXPECT_GT(differs["p"].get<double>(), 0.7);
+  EXPECT_LT(helps["interval"][0].get<double>(), 0.0305);
+  EXPECT_GT(helps["interval"][0].get<double>(), 0.029) << "the seed's luck is gone from the differences";
+}
+
+TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
+  Folder folder;
+  for (int64_t seed = 0; seed < 4; ++seed) folder.add(trial_of("control", seed, 0.5));
+  folder.add(trial_of("arm", 0, 0.6));
+  folder.add(trial_of("arm", 1, 0.7));
+  Trial died = trial_of("arm", 2, 0.0);
+  died.status = TrialStatus::kFail;
+  folder.add(died);
+  Trial unproven = trial_of("arm", 3, 0.9);
+  unproven.status = TrialStatus::kError;
+  folder.add(unproven);
+  const Json analysis = analyse(spec_of({"control", "arm"}, {{"c", "arm", "control"}}), folder.directory.path());
+  const Json& row = row_of(analysis, "arm");
+  EXPECT_EQ(analysis["contrasts"][0]["pairs"], 2);
+  EXPECT_EQ(row["died"], 1);
+  EXPECT_EQ(row["evidence_missing"], 1);
+  EXPECT_NEAR(row["endpoint"]["mean"].get<double>(), 0.65, 1e-12);
+  EXPECT_EQ(row["survival"]["survived"], 3);
+  EXPECT_EQ(row["survival"]["steps_of_death"][0], 4) << "three steps were done";
+}
+
+TEST(Lesson31OneSeed, HasNoIntervalAndNoTest) {
+  Folder folder;
+  folder.add(trial_of("control", 0, 0.70));
+  folder.add(trial_of("arm", 0, 0.71));
+  const Json analysis = analyse(spec_of({"control", "arm"}, {{"c", "arm", "control"}}), folder.directory.path());
+  EXPECT_FALSE(analysis["contrasts"][0].contains("p"));
+  EXPECT_FALSE(row_of(analysis, "arm")["endpoint"].contains("sd"));
+}
+
+TEST(Lesson34ByteIdenticalArms, RaiseAnAlarm) {
+  Folder folder;
+  folder.add(trial_of("control", 0, 0.5, {0.25, -0.5}));
+  folder.add(trial_of("copied", 0, 0.5, {0.25, -0.5}));
+  folder.add(trial_of("other", 0, 0.5, {0.25, -0.6}));
+  folder.add(trial_of("idle", 0, 0.5, {0, 0}));
+  const Json analysis = analyse(spec_of({"control", "copied", "other", "idle"}, {}), folder.directory.path());
+  EXPECT_EQ(row_of(analysis, "copied")["identical_seeds"], 1);
+  EXPECT_EQ(row_of(analysis, "other")["identical_seeds"], 0);
+  EXPECT_EQ(row_of(analysis, "idle")["identical_seeds"], 0);
+}
+
+TEST(Design, IsWrittenOnceFromThePilotAndNeverAfterTheResults) {
+  Folder folder;
+  const double spread[] = {0.02, -0.01, 0.01, 0.0, 0.03, -0.02};
+  for (int64_t seed = 0; seed < 6; ++seed) {
+    folder.add(trial_of("pilot:control", seed, 0.5 + 0.02 * static_cast<double>(seed)));
+    folder.add(trial_of("pilot:arm", seed, 0.5 + 0.02 * static_cast<double>(seed) + spread[seed]));
+  }
+  ExperimentSpec spec = spec_of({"control", "arm"}, {{"c", "arm", "control"}});
+  spec.seeds = 12;
+  const Json design = write_design(spec, folder.directory.path());
+  const double sd = sd_of(spread);
+  EXPECT_NEAR(design["pilot"]["sd_of_differences"].get<double>(), sd, 1e-12);
+  EXPECT_NEAR(design["resolvable"].get<double>(), paired_t_detectable_effect(sd, 12, 0.8, 0.05), 1e-12);
+  folder.add(trial_of("arm", 0, 0.9));
+  spec.seeds = 3;
+  EXPECT_EQ(write_design(spec, folder.directory.path()), design) << "frozen";
+  Folder late;
+  late.add(trial_of("arm", 0, 0.9));
+  EXPECT_THROW(write_design(spec, late.directory.path()), UsageError);
+}
+
+TEST(JoinedEvidence, AddsTheCountsOfParts) {
+  const auto part = [](int64_t calls, const char* phase) {
+    return Json{{"parts", 1},
+                {"counts",
+                 {{{"rule", "noise"},
+                   {"phase", phase},
+                   {"dtype", "bf16"},
+                   {"sites", 4},
+                   {"calls", calls},
+                   {"active_calls", calls},
+                   {"elements", 10 * calls},
+                   {"selected", 10 * calls},
+                   {"changed", 9 * calls},
+                   {"nonzero", 0},
+                   {"zeroed", 0},
+                   {"nonfinite", 0},
+                   {"saturated", 0}}}},
+                {"forwards", {{phase, calls}}},
+                {"complaints", Json::array()}};
+  };
+  EXPECT_EQ(join_evidence(nullptr, part(3, "rollout")), part(3, "rollout"));
+  const Json joined = join_evidence(join_evidence(part(3, "rollout"), part(4, "rollout")), part(5, "eval"));
+  EXPECT_EQ(joined["parts"], 3);
+  ASSERT_EQ(joined["counts"].size(), 2u);
+  EXPECT_EQ(joined["counts"][0]["phase"], "eval");
+  EXPECT_EQ(joined["counts"][1]["calls"], 7);
+  EXPECT_EQ(joined["counts"][1]["changed"], 63);
+  EXPECT_EQ(joined["counts"][1]["sites"], 4);
+  EXPECT_EQ(joined["forwards"]["rollout"], 7);
+}
+
+}  // namespace
+}  // namespace faultline

@@ -1,0 +1,221 @@
+#include "experiment/campaign.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "record/clock.h"
+#include "record/document.h"
+#include "record/file_descriptor.h"
+
+namespace faultline {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kKind = "experiment_plan";
+constexpr std::string_view kPilotPrefix = "pilot:";
+
+Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
+
+// The lock of a trial, or nothing where another process has it. The kernel drops it with its holder.
+std::optional<FileDescriptor> claim(const fs::path& folder) {
+  fs::create_directories(folder);
+  FileDescriptor file = open_file(folder / "claim", O_RDWR | O_CREAT);
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return file;
+  if (errno == EWOULDBLOCK) return std::nullopt;
+  fail_with_errno(folder / "claim", "lock", errno);
+}
+
+std::string folder_name(const TrialKey& key) {
+  std::string cell = key.cell;
+  std::replace(cell.begin(), cell.end(), ':', '-');
+  return fmt::format("{}-{}", cell, key.index);
+}
+
+bool is_there(CampaignStore& store, const TrialKey& key) {
+  const std::vector<TrialKey> left = store.pending({key.cell}, key.index + 1);
+  return std::find(left.begin(), left.end(), key) == left.end();
+}
+
+}  // namespace
+
+std::string pilot_cell(const std::string& arm) { return std::string(kPilotPrefix) + arm; }
+
+Experiment::Experiment(Node recipe, std::string dtype, fs::path folder)
+    : recipe_(std::move(recipe)),
+      dtype_(std::move(dtype)),
+      folder_(std::move(folder)),
+      spec_(read_experiment(recipe_.at("experiment"))) {
+  check_calibration(recipe_, spec_);
+  preparation_ = read_preparation(spec_, folder_);
+  for (const Arm& arm : spec_.arms) {
+    const Node checked = trial_recipe({arm.name, 0});
+    if (checked.at("model") != recipe_.at("model"))
+      throw UsageError(fmt::format("arm '{}': arms of one experiment train one model", arm.name));
+    try {
+      if (preparation_.complete || !reads_verdict(checked)) (void)read_training(checked, rules_of(checked));
+    } catch (const UsageError& error) {
+      throw UsageError(fmt::format("arm '{}': {}", arm.name, error.what()));
+    }
+  }
+}
+
+std::string experiment_identity(const Node& recipe, const std::string& dtype) {
+  Json json = as_record(to_json(recipe));
+  json.erase("model");
+  for (const char* key : {"seeds", "pilot", "scales", "question"}) json["experiment"].erase(key);
+  json["dtype"] = dtype;
+  return json_hash(json);
+}
+
+Node Experiment::trial_recipe(const TrialKey& key) const {
+  const bool pilot = key.cell.starts_with(kPilotPrefix);
+  const std::string name = pilot ? key.cell.substr(kPilotPrefix.size()) : key.cell;
+  const Node prepared = apply_preparation(recipe_, spec_, preparation_);
+  Node recipe = arm_recipe(prepared, spec_.arm(name), key.index + (pilot ? kPilotSeeds : 0));
+  if (!spec_.diagnosis.empty() && preparation_.complete) place_verdict(recipe, preparation_);
+  return recipe;
+}
+
+// The same on every machine: without paths, with what the verdict said instead of where it lies.
+std::string Experiment::fingerprint_of(const Node& recipe) const {
+  Json json = as_record(to_json(recipe));
+  json.erase("model");
+  json["dtype"] = dtype_;
+  json["weights"] = weights_;
+  if (!spec_.diagnosis.empty() && json.contains("aqn") && json["aqn"]["layers"].is_object())
+    json["aqn"]["layers"] = {{"diagnosed", preparation_.layer}};
+  json["evaluate"] = as_record(to_json(recipe_.at("experiment").at("evaluate")));
+  json["draws"] = spec_.draws;
+  return json_hash(json);
+}
+
+void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress) {
+  weights_ = weights_fingerprint(*loaded.model);
+  fs::create_directories(folder_);
+  const fs::path file = folder_ / "experiment.json";
+  if (fs::exists(file)) {
+    const Json known = read_document(file, kKind);
+    if (known.at("weights") != weights_)
+      throw UsageError(
+          fmt::format("{}: begun with other weights (fingerprint {}, now {}); use another --out, or the model "
+                      "it was begun with",
+                      folder_.string(), known.at("weights").get<std::string>(), weights_));
+  } else {
+    write_document(file, kKind,
+                   {{"recipe", as_record(to_json(recipe_))},
+                    {"dtype", dtype_},
+                    {"identity", experiment_identity(recipe_, dtype_)},
+                    {"weights", weights_},
+                    {"host", host_description()},
+                    {"created", system_seconds()}});
+  }
+  if (preparation_.complete) return;
+  std::optional<FileDescriptor> alone = claim(folder_ / "preparation");
+  if (!alone) throw RuntimeFailure(fmt::format("{}: another process is preparing it; run again", folder_.string()));
+  const Snapshot start(*loaded.model);
+  preparation_ = prepare(loaded, recipe_, spec_, folder_, diagnose, progress.on_line);
+  start.restore(*loaded.model);
+  for (const Arm& arm : spec_.arms) {
+    const Node checked = trial_recipe({arm.name, 0});
+    (void)read_training(checked, rules_of(checked));
+  }
+}
+
+std::vector<TrialKey> Experiment::keys(const CampaignPart& part) const {
+  std::vector<TrialKey> all;
+  std::vector<std::string> arms;
+  for (const Arm& arm : spec_.arms) {
+    const bool named = part.arms.empty() || part.arms.contains(arm.name);
+    const bool piloted = !part.pilot || spec_.contrasts.empty() || arm.name == spec_.contrasts.front().arm ||
+                         arm.name == spec_.contrasts.front().against;
+    if (named && piloted) arms.push_back(arm.name);
+  }
+  for (int64_t seed = 0; seed < (part.pilot ? spec_.pilot : spec_.seeds); ++seed) {
+    if (!part.seeds.empty() && !part.seeds.contains(seed)) continue;
+    for (const std::string& arm : arms) all.push_back({part.pilot ? pilot_cell(arm) : arm, seed});
+  }
+  return all;
+}
+
+std::vector<TrialKey> Experiment::pending(const CampaignPart& part) const {
+  std::vector<TrialKey> left = keys(part);
+  if (!fs::exists(folder_ / "campaign.sqlite")) return left;
+  CampaignStore store(folder_ / "campaign.sqlite");
+  std::vector<std::string> cells;
+  int64_t seeds = 0;
+  for (const TrialKey& key : left) {
+    if (std::find(cells.begin(), cells.end(), key.cell) == cells.end()) cells.push_back(key.cell);
+    seeds = std::max(seeds, key.index + 1);
+  }
+  const std::vector<TrialKey> missing = store.pending(cells, seeds);
+  std::erase_if(left,
+                [&](const TrialKey& key) { return std::find(missing.begin(), missing.end(), key) == missing.end(); });
+  return left;
+}
+
+int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress) {
+  CampaignStore store(folder_ / "campaign.sqlite");
+  const Snapshot start(*loaded.model);
+  const double began = system_seconds();
+  int64_t ran = 0;
+  double longest = 0;
+  for (const TrialKey& key : pending(part)) {
+    const double now = system_seconds();
+    if (ran > 0 && part.time_limit > 0 && now - began + longest > part.time_limit) break;
+    const fs::path folder = folder_ / "trials" / folder_name(key);
+    const std::optional<FileDescriptor> mine = claim(folder);
+    if (!mine || is_there(store, key)) continue;
+    if (progress.on_trial) progress.on_trial(key);
+    start.restore(*loaded.model);
+    TrialRequest request{key, trial_recipe(key), "", folder, &spec_};
+    request.fingerprint = fingerprint_of(request.recipe);
+    Trial trial;
+    try {
+      trial = run_trial(loaded, request, {progress.on_event, progress.on_line});
+    } catch (const UsageError& error) {
+      throw UsageError(fmt::format("arm '{}', seed {}: {}", key.cell, key.index, error.what()));
+    }
+    (void)store.insert(trial);
+    std::error_code ignored;  // a finished trial is its record; its checkpoints are worth nothing and may be gigabytes
+    fs::remove_all(folder_ / "trials" / trial.outcome["run"].get<std::string>() / "checkpoints", ignored);
+    longest = std::max(longest, system_seconds() - now);
+    ++ran;
+  }
+  start.restore(*loaded.model);
+  return ran;
+}
+
+int64_t Experiment::merge(const fs::path& other) {
+  const Json theirs = read_document(other / "experiment.json", kKind),
+             ours = read_document(folder_ / "experiment.json", kKind);
+  const auto refuse = [&](const std::string& what) {
+    throw UsageError(fmt::format("--merge {}: {}; its trials cannot be counted with those of {}", other.string(), what,
+                                 folder_.string()));
+  };
+  if (theirs.at("identity") != ours.at("identity")) {
+    const Json patch = Json::diff(ours.at("recipe"), theirs.at("recipe"));
+    std::string first = theirs.at("dtype") != ours.at("dtype") ? "dtype" : "";
+    for (const Json& step : patch)
+      if (const std::string path = step.at("path"); first.empty() && path != "/model") first = path;
+    refuse(fmt::format("its recipe differs, first at {}", first));
+  }
+  if (theirs.at("weights") != ours.at("weights")) refuse("its model has other weights");
+  int64_t taken = 0;
+  std::vector<Trial> trials;
+  CampaignStore(other / "campaign.sqlite").for_each([&](Trial&& trial) { trials.push_back(std::move(trial)); });
+  for (const Trial& trial : trials)
+    if (trial.fingerprint != fingerprint_of(trial_recipe(trial.key)))
+      refuse(fmt::format("trial {} of {} was run with another recipe, calibration or verdict", trial.key.index,
+                         trial.key.cell));
+  CampaignStore store(folder_ / "campaign.sqlite");
+  for (const Trial& trial : trials) taken += store.insert(trial) ? 1 : 0;
+  return taken;
+}
+
+}  // namespace faultline

@@ -1,0 +1,66 @@
+// The trials of an experiment in their folder: experiment.json (what it is), campaign.sqlite (finished trials),
+// trials/ (runs), calibration.json and verdict.json where something had to be found out first. Any number of processes
+// may work on one folder: each claims a trial by a lock that dies with the process, so a killed worker's trial is free
+// again, and the store takes every trial once.
+#pragma once
+
+#include <functional>
+#include <set>
+
+#include "experiment/preparation.h"
+#include "experiment/trial.h"
+
+namespace faultline {
+
+struct CampaignPart {          // of the trials, for this process
+  std::set<std::string> arms;  // empty: all
+  std::set<int64_t> seeds;     // indices; empty: all
+  bool pilot = false;          // the pilot's trials instead
+  double time_limit = 0;       // seconds after which no trial begins; 0: none
+};
+
+struct ExperimentProgress {
+  std::function<void(const TrialKey&)> on_trial;    // before each
+  std::function<void(const Json& event)> on_event;  // of the training
+  std::function<void(const std::string&)> on_line;
+};
+
+class Experiment {
+ public:
+  // dtype is part of what an experiment is. Validates every arm; reads nothing but the recipe and, where the arms need
+  // what a preparation finds, the folder.
+  Experiment(Node recipe, std::string dtype, std::filesystem::path folder);
+
+  const ExperimentSpec& spec() const { return spec_; }
+  const std::filesystem::path& folder() const { return folder_; }
+  // Writes experiment.json, or refuses a folder that was begun with other weights. Calibrates and diagnoses where the
+  // recipe asks for it and it was not done.
+  void open(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress);
+
+  std::vector<TrialKey> keys(const CampaignPart& part) const;     // all of that part
+  std::vector<TrialKey> pending(const CampaignPart& part) const;  // not in the store
+  // Runs what is missing and free. Returns the number of trials it ran.
+  int64_t run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress);
+
+  // Takes the trials of another folder of the same experiment; returns how many were new. UsageError where recipe,
+  // weights, calibration or a trial's recipe differ.
+  int64_t merge(const std::filesystem::path& other);
+
+  Node trial_recipe(const TrialKey& key) const;
+
+ private:
+  std::string fingerprint_of(const Node& recipe) const;
+
+  Node recipe_;
+  std::string dtype_, weights_;
+  std::filesystem::path folder_;
+  ExperimentSpec spec_;
+  Preparation preparation_;
+};
+
+// Equal for equal experiments on all machines: recipe without the model's path and the number of seeds, and dtype.
+std::string experiment_identity(const Node& recipe, const std::string& dtype);
+
+std::string pilot_cell(const std::string& arm);  // "pilot:baseline"
+
+}  // namespace faultline

@@ -1,0 +1,224 @@
+#include "experiment/preparation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "experiment/run_evidence.h"
+#include "experiment/training_run.h"
+#include "experiment/trial.h"
+#include "record/atomic_file.h"
+#include "record/document.h"
+#include "task/evaluate.h"
+
+namespace faultline {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kVerdict = "verdict.json";
+constexpr const char* kCalibration = "calibration.json";
+constexpr const char* kKind = "calibration";
+
+Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
+
+Node* calibrated_rule(Node& recipe, const std::string& name) {
+  for (Node& rule : recipe.find("faults")->items())
+    if (rule.at("name").as_string() == name) return &rule;
+  throw UsageError(fmt::format("experiment.calibrate.rule: there is no fault '{}'", name));
+}
+
+Node with_value(const Node& recipe, const Calibration& calibration, double value) {
+  Node changed = recipe;
+  Node* what = calibrated_rule(changed, calibration.rule)->find("what");
+  if (what->find(calibration.parameter) == nullptr)
+    throw UsageError(fmt::format("experiment.calibrate.parameter: the fault '{}' has no '{}'", calibration.rule,
+                                 calibration.parameter));
+  what->set(calibration.parameter, value);
+  return changed;
+}
+
+// The supervised steps that every trial of the first seed begins with.
+void train_start(LoadedModel& loaded, const Node& recipe, const fs::path& folder) {
+  TrainingSpec spec = read_training(recipe, {});
+  spec.aqn.reset();
+  std::vector<StageSpec>& stages = spec.train.spec.stages;
+  if (stages.front().algorithm != Algorithm::kSft) return;
+  stages.resize(1);
+  spec.train.spec.checkpoint_every = 0;
+  spec.train.validation_problems = 0;
+  Manifest manifest;
+  manifest.recipe_name = "start";
+  manifest.recipe = as_record(to_json(recipe));
+  manifest.host = host_description();
+  RunDirectory directory = RunDirectory::create(folder / "preparation", manifest);
+  TrainingRun(loaded, spec).run(directory, {});
+}
+
+class Measure {
+ public:
+  Measure(LoadedModel& loaded, const Node& recipe, int64_t problems)
+      : loaded_(loaded), spec_(read_training(recipe, {})) {
+    problems_ = load_task(spec_.task).test;
+    problems_.resize(std::min(problems_.size(), static_cast<std::size_t>(problems)));
+    const StageSpec& stage = spec_.train.spec.stages.back();
+    options_.max_new_tokens = stage.max_new_tokens;
+    options_.slots = stage.slots;
+    options_.scoring = spec_.task.scoring;
+    options_.seed = spec_.seed;
+    options_.fixed_batch = true;
+    clean_ = answers();
+  }
+
+  double clean(bool agreement) const { return agreement ? 1 : accuracy(clean_); }
+
+  // Share of the clean measure under the recipe's faults, and the proof.
+  Json under(const Node& recipe, bool agreement) {
+    PlanSettings settings;
+    settings.seed = spec_.seed;
+    if (const Node* phases = recipe.find("phases")) settings.phases = *phases;
+    const int64_t rows = std::min<int64_t>(options_.slots, std::ssize(problems_));
+    Injection injection(rules_of(recipe), settings, *loaded_.model, Phase::kEval, rows);
+    injection.arm();
+    const std::vector<Answer> faulty = answers();
+    injection.disarm();
+    const Json evidence = part_evidence(injection.plan(), injection.censuses());
+    double equal = 0;
+    for (std::size_t i = 0; i < faulty.size(); ++i) equal += faulty[i].text == clean_[i].text;
+    const double measure = agreement ? equal / static_cast<double>(faulty.size()) : accuracy(faulty);
+    return {{"measure", measure},
+            {"share", measure / clean(agreement)},
+            {"accuracy", accuracy(faulty)},
+            {"evidence", evidence},
+            {"complaints", missing_evidence(evidence, injection.plan())}};
+  }
+  std::size_t problems() const { return problems_.size(); }
+
+ private:
+  std::vector<Answer> answers() const {
+    const PhaseGuard phase(Phase::kEval);
+    return evaluate(*loaded_.model, loaded_.tokenizer, problems_, options_);
+  }
+  static double accuracy(const std::vector<Answer>& answers) {
+    double sum = 0;
+    for (const Answer& answer : answers) sum += answer.reward;
+    return sum / static_cast<double>(answers.size());
+  }
+
+  LoadedModel& loaded_;
+  TrainingSpec spec_;
+  std::vector<Problem> problems_;
+  EvaluateOptions options_;
+  std::vector<Answer> clean_;
+};
+
+// Halves the interval on a logarithmic scale; a stronger fault leaves less.
+Json calibrate(Measure& measure, const Node& recipe, const Calibration& wanted,
+               const std::function<void(const std::string&)>& line) {
+  const double clean = measure.clean(wanted.agreement);
+  if (clean == 0)
+    throw UsageError(
+        "experiment.calibrate: the clean model answers no problem rightly, so no share of it can be left; train "
+        "longer before (train.sft), or use measure: agreement");
+  double low = wanted.low, high = wanted.high;
+  Json sweep = Json::array();
+  for (int64_t trial = 0; trial < wanted.trials; ++trial) {
+    const double value = std::sqrt(low * high);
+    Json one = measure.under(with_value(recipe, wanted, value), wanted.agreement);
+    const double share = one["share"].get<double>();
+    if (line)
+      line(fmt::format("[calibrate] {} {} = {:.4g}: {:.1f} % of the clean model's {} left", wanted.rule,
+                       wanted.parameter, value, 100 * share, wanted.agreement ? "answers" : "accuracy"));
+    one["value"] = value;
+    sweep.push_back(one);
+    if (share >= wanted.leave_low && share <= wanted.leave_high && one["complaints"].empty())
+      return {{"value", value}, {"share", share}, {"clean", clean}, {"problems", measure.problems()}, {"sweep", sweep}};
+    (share > wanted.leave_high ? low : high) = value;
+  }
+  throw RuntimeFailure(
+      fmt::format("experiment.calibrate: no {} between {:g} and {:g} left {:g} to {:g} of the clean measure in {} "
+                  "trials (the last, "
+                  "{:.4g}, left {:.2f}); widen from and to, or use more problems",
+                  wanted.parameter, wanted.low, wanted.high, wanted.leave_low, wanted.leave_high, wanted.trials,
+                  sweep.back()["value"].get<double>(), sweep.back()["share"].get<double>()));
+}
+
+void diagnose_start(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, const fs::path& folder,
+                    const Diagnose& diagnose) {
+  PlanSettings settings;
+  settings.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
+  if (const Node* phases = recipe.find("phases")) settings.phases = *phases;
+  Injection injection(rules_of(recipe), settings, *loaded.model, Phase::kDiagnose, 1);
+  injection.arm();
+  const nlohmann::ordered_json verdict = diagnose(loaded, spec.diagnosis, settings.seed);
+  injection.disarm();
+  if (verdict.at("candidates").empty())
+    throw EvidenceError(
+        fmt::format("experiment.diagnose: method {} accuses no layer of the faulty model: an arm that is to be guided "
+                    "by it cannot be; try another method or a stronger fault",
+                    spec.diagnosis));
+  write_file_atomically(folder / kVerdict, verdict.dump(2) + "\n");
+}
+
+}  // namespace
+
+void check_calibration(const Node& recipe, const ExperimentSpec& spec) {
+  if (spec.calibration) (void)with_value(recipe, *spec.calibration, spec.calibration->low);
+}
+
+Preparation read_preparation(const ExperimentSpec& spec, const fs::path& folder) {
+  Preparation found;
+  found.verdict = folder / kVerdict;
+  if (spec.calibration) {
+    found.complete = fs::exists(folder / kCalibration);
+    if (found.complete) found.value = read_document(folder / kCalibration, kKind).at("value").get<double>();
+  }
+  if (!spec.diagnosis.empty()) {
+    if (!fs::exists(found.verdict)) {
+      found.complete = false;
+    } else {
+      const Json verdict = parse_json_text(read_file(found.verdict, std::size_t{1} << 24), found.verdict.string());
+      found.layer = verdict.at("candidates").at(0).at("layer").get<int64_t>();
+    }
+  }
+  return found;
+}
+
+Preparation prepare(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, const fs::path& folder,
+                    const Diagnose& diagnose, const std::function<void(const std::string&)>& line) {
+  Node plain = recipe;
+  plain.erase("experiment");
+  train_start(loaded, plain, folder);
+  if (spec.calibration && !fs::exists(folder / kCalibration)) {
+    Measure measure(loaded, plain, spec.calibration->problems);
+    write_document(folder / kCalibration, kKind, calibrate(measure, plain, *spec.calibration, line));
+  }
+  Preparation now;
+  if (spec.calibration) now.value = read_document(folder / kCalibration, kKind).at("value").get<double>();
+  if (!spec.diagnosis.empty() && !fs::exists(folder / kVerdict))
+    diagnose_start(loaded, apply_preparation(plain, spec, now), spec, folder, diagnose);
+  now = read_preparation(spec, folder);
+  if (line && now.layer >= 0) line(fmt::format("[diagnose] {} accuses layer {}", spec.diagnosis, now.layer));
+  return now;
+}
+
+Node apply_preparation(const Node& recipe, const ExperimentSpec& spec, const Preparation& preparation) {
+  if (!spec.calibration || !preparation.value) return recipe;
+  return with_value(recipe, *spec.calibration, *preparation.value);
+}
+
+bool reads_verdict(const Node& arm_recipe) {
+  const Node* aqn = arm_recipe.find("aqn");
+  const Node* file = aqn == nullptr ? nullptr : aqn->at("layers").find("from_verdict");
+  return file != nullptr && file->as_string() == kVerdict;
+}
+
+void place_verdict(Node& arm_recipe, const Preparation& preparation) {
+  if (!reads_verdict(arm_recipe)) return;
+  arm_recipe.find("aqn")->find("layers")->set("from_verdict", preparation.verdict.string());
+}
+
+}  // namespace faultline

@@ -1,0 +1,139 @@
+#include "experiment/run_evidence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tap/report.h"
+
+namespace faultline {
+namespace {
+
+constexpr const char* kColumns[] = {"calls",   "active_calls", "elements",  "selected", "changed",
+                                    "nonzero", "zeroed",       "nonfinite", "saturated"};
+
+LedgerNumbers numbers_of(const Json& counts, const std::string& rule) {
+  LedgerNumbers sum;
+  for (const Json& row : counts) {
+    if (row["rule"] != rule) continue;
+    const auto of = [&](const char* column) { return row[column].get<double>(); };
+    sum.calls += of("calls"), sum.active_calls += of("active_calls"), sum.elements += of("elements");
+    sum.selected += of("selected"), sum.changed += of("changed"), sum.nonzero += of("nonzero");
+    sum.zeroed += of("zeroed"), sum.nonfinite += of("nonfinite"), sum.saturated += of("saturated");
+  }
+  return sum;
+}
+
+Dtype dtype_of(const Json& counts, const std::string& rule) {
+  for (const Json& row : counts) {
+    if (row["rule"] != rule) continue;
+    for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16, Dtype::kFloat32})
+      if (row["dtype"] == std::string(dtype_name(dtype))) return dtype;
+  }
+  return Dtype::kFloat32;
+}
+
+Json counts_of(const std::vector<Plan::Evidence>& evidence) {
+  std::map<std::pair<std::string, Phase>, Json> sums;
+  for (const auto& [row, numbers] : evidence) {
+    Json& sum = sums[{row->rule->rule.name, row->phase}];
+    if (sum.is_null()) {
+      sum = {{"rule", row->rule->rule.name},
+             {"phase", std::string(phase_name(row->phase))},
+             {"dtype", std::string(dtype_name(row->dtype))},
+             {"sites", 0}};
+      for (const char* column : kColumns) sum[column] = 0;
+    }
+    sum["sites"] = sum["sites"].get<int64_t>() + 1;
+    const nlohmann::ordered_json columns = to_json(numbers);
+    for (const char* column : kColumns)  // counts: whole numbers
+      sum[column] = sum[column].get<int64_t>() + static_cast<int64_t>(columns[column].get<double>());
+  }
+  Json counts = Json::array();
+  for (auto& [key, sum] : sums) counts.push_back(std::move(sum));
+  return counts;
+}
+
+// Not so where a lifetime lets it rest, where backward has to run first, or a faulted weight is kept from call to call.
+bool acts_in_every_forward(const Rule& rule) {
+  const Surface surface = rule.where->surface;
+  return rule.lifetime.kind == Lifetime::kPermanent && (surface == Surface::kInput || surface == Surface::kOutput);
+}
+
+}  // namespace
+
+Json part_evidence(Plan& plan, const Censuses& censuses) {
+  const Verdict verdict = judge(plan, censuses);
+  Json part = {{"parts", 1}, {"counts", counts_of(verdict.evidence)}, {"forwards", Json::object()}};
+  for (int p = 0; p < kPhases; ++p) {
+    int64_t count = 0;
+    for (int k = 0; k < kForwardKinds; ++k) count += plan.forwards(static_cast<Phase>(p), static_cast<ForwardKind>(k));
+    if (count > 0) part["forwards"][std::string(phase_name(static_cast<Phase>(p)))] = count;
+  }
+  std::vector<std::string> complaints = verdict.complaints;
+  for (const auto& rule : plan.rules()) {  // those about whole rules are asked again of the sum
+    const std::string& name = rule->rule.name;
+    std::vector<std::string> whole =
+        faultline::missing_evidence(rule->rule, dtype_of(part["counts"], name), numbers_of(part["counts"], name));
+    std::erase_if(complaints, [&](const std::string& one) {
+      return one.starts_with(fmt::format("rule '{}' never fired", name)) ||
+             std::find(whole.begin(), whole.end(), one) != whole.end();
+    });
+  }
+  part["complaints"] = complaints;
+  return part;
+}
+
+Json join_evidence(const Json& before, const Json& now) {
+  if (before.is_null() || now.is_null()) return before.is_null() ? now : before;
+  Json sum = before;
+  sum["parts"] = before["parts"].get<int64_t>() + now["parts"].get<int64_t>();
+  for (const Json& row : now["counts"]) {
+    const auto found = std::find_if(sum["counts"].begin(), sum["counts"].end(), [&](const Json& one) {
+      return one["rule"] == row["rule"] && one["phase"] == row["phase"];
+    });
+    if (found == sum["counts"].end()) {
+      sum["counts"].push_back(row);
+      continue;
+    }
+    for (const char* column : kColumns) (*found)[column] = (*found)[column].get<int64_t>() + row[column].get<int64_t>();
+    (*found)["sites"] = std::max((*found)["sites"].get<int64_t>(), row["sites"].get<int64_t>());
+  }
+  std::sort(sum["counts"].begin(), sum["counts"].end(), [](const Json& a, const Json& b) {
+    return std::pair(a["rule"].get<std::string>(), a["phase"].get<std::string>()) <
+           std::pair(b["rule"].get<std::string>(), b["phase"].get<std::string>());
+  });
+  for (const auto& [phase, count] : now["forwards"].items())
+    sum["forwards"][phase] = sum["forwards"].value(phase, int64_t{0}) + count.get<int64_t>();
+  for (const Json& complaint : now["complaints"]) sum["complaints"].push_back(complaint);
+  return sum;
+}
+
+std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan) {
+  std::vector<std::string> sentences;
+  if (evidence.is_null()) return {"no fault of the plan was ever armed"};
+  for (const Json& complaint : evidence["complaints"]) sentences.push_back(complaint.get<std::string>());
+  const Json& counts = evidence["counts"];
+  for (const auto& rule : plan.rules()) {
+    const std::string& name = rule->rule.name;
+    for (const std::string& sentence :
+         faultline::missing_evidence(rule->rule, dtype_of(counts, name), numbers_of(counts, name)))
+      sentences.push_back(sentence);
+    if (!acts_in_every_forward(rule->rule)) continue;
+    for (const auto& [phase, forwards] : evidence["forwards"].items()) {  // lesson 8: it ran, but elsewhere
+      const auto known = phase_by_name(phase);
+      if (!known || !rule->phases.test(static_cast<std::size_t>(*known))) continue;
+      const bool counted = std::any_of(counts.begin(), counts.end(), [&, &phase = phase](const Json& row) {
+        return row["rule"] == name && row["phase"] == phase && row["calls"].get<int64_t>() > 0;
+      });
+      if (!counted)
+        sentences.push_back(fmt::format("rule '{}' is to act in {}; {} forwards ran there and its ledger counted none",
+                                        name, phase, forwards.get<int64_t>()));
+    }
+  }
+  return sentences;
+}
+
+}  // namespace faultline

@@ -1,0 +1,24 @@
+// What a run's faults did, as its record keeps it: ledger counts by rule and phase, added up over the parts of a run
+// that was stopped and resumed. A part ends at a checkpoint, so the sum of the parts of a resumed run is the count of
+// an uninterrupted one, to the last call. Whether the evidence is enough is judged on the sum; what was wrong with one
+// row of one part stays wrong.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "record/json_text.h"
+#include "tap/census.h"
+
+namespace faultline {
+
+// {"parts": 1, "counts": [{"rule", "phase", "dtype", "sites", "calls", "changed", …}], "forwards", "complaints"}.
+// Complaints about single rows only: a rule that has not fired yet may fire in the next part.
+Json part_evidence(Plan& plan, const Censuses& censuses);
+
+Json join_evidence(const Json& before, const Json& now);  // either may be null
+
+// Sentences, empty where every rule of the plan did what it promised in every phase it was to act in.
+std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan);
+
+}  // namespace faultline

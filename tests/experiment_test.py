@@ -1,0 +1,259 @@
+"""Experiments from the command line, at scale tiny (a random model of two layers): every recipe that ships, trials that are
+stopped, killed, split and merged, the design before the run, and trials whose noise did not happen."""
+
+import json
+import os
+import pathlib
+import signal
+import sqlite3
+import subprocess
+import time
+
+import pytest
+
+import program
+from program import PROGRAM, ROOT
+
+RECIPES = ROOT / "recipes/experiments"
+CLEAN = "{rollout: false, actor_forward: false, actor_backward: false, eval: both}"
+SMALL = f"""
+seed: 1
+phases: {{eval: both}}
+faults:
+  - {{name: noise, where: {{operator: matmul}}, what: {{kind: relative_gaussian, strength: 0.05}}}}
+train: {{algorithm: grpo, lr: 1.0e-4}}
+experiment:
+  question: does noise matter?
+  control: clean
+  seeds: 2
+  arms:
+    clean: {{phases: {CLEAN}}}
+    noisy: {{}}
+"""
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # as fast as two at this size, and the same everywhere
+
+
+def launch(*arguments, timeout=600):
+    return program.launch(*arguments, env=ONE_THREAD, timeout=timeout)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def run(recipe, out, *arguments):
+    return launch("run", recipe, *arguments, "--scale", "tiny", "--json", "--quiet", "--out", out)
+
+
+def succeeded(result):
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def trials(record):
+    with sqlite3.connect(pathlib.Path(record) / "campaign.sqlite") as store:
+        rows = store.execute("SELECT cell, trial_index, status, outcome, body FROM trial JOIN evidence ON evidence.trial = trial.id")
+        return {(cell, index): (status, json.loads(outcome), json.loads(body)) for cell, index, status, outcome, body in rows}
+
+
+def results(record):
+    """What must be equal in equal experiments: no times, no folder names."""
+    return {
+        key: (status, outcome["results"], outcome["curves"]["reward"], outcome["curves"]["loss"], evidence)
+        for key, (status, outcome, evidence) in trials(record).items()
+    }
+
+
+def counts(evidence):
+    return {(row["rule"], row["phase"]): row["changed"] for row in evidence["faults"]["counts"]}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_every_recipe_runs_at_tiny_with_the_evidence_of_every_arm(tmp_path, name):
+    done = succeeded(run(RECIPES / f"{name}.yaml", tmp_path, "experiment.seeds=1"))
+    arms = {row["arm"]: row for row in done["analysis"]["arms"]}
+    assert done["left"] == 0 and all(row["trials"] == 1 for row in arms.values())
+    for (arm, _), (status, outcome, evidence) in trials(done["record"]).items():
+        assert status == "pass", (arm, outcome.get("complaints"), outcome.get("reason"))
+        recipe = json.loads((pathlib.Path(done["record"]) / "trials" / outcome["run"] / "manifest.json").read_text())["recipe"]
+        if recipe["faults"]:
+            changed = counts(evidence)
+            visible = {rule["name"] for rule in recipe["faults"] if rule.get("expect") != "invisible"}
+            assert visible <= {rule for (rule, _), count in changed.items() if count > 0}, arm
+            phases = {phase for _, phase in changed}
+            assert ("rollout" in phases) == (recipe["phases"]["rollout"] or "aqn" in {rule for rule, _ in changed}), arm
+        if recipe.get("aqn", {}).get("sites") == "norm_weight":
+            assert evidence["aqn"]["noisy_steps"] > 0 and evidence["aqn"]["changed"] > 0, arm
+
+
+def test_the_guided_arm_follows_calibration_and_diagnosis(tmp_path):
+    arms = ["--arms", "none,guided,wrong_layer", "experiment.seeds=1"]
+    done = succeeded(run(RECIPES / "deadzone-guided.yaml", tmp_path, *arms))
+    record = pathlib.Path(done["record"])
+    calibration = done["analysis"]["calibration"]
+    assert 0.05 <= calibration["share"] <= 0.95 and len(calibration["sweep"]) >= 1
+    verdict = json.loads((record / "verdict.json").read_text())
+    assert verdict["candidates"][0]["layer"] == 1, "the layer that was broken"
+    seen = {}
+    for (arm, _), (_, outcome, evidence) in trials(record).items():
+        recipe = json.loads((record / "trials" / outcome["run"] / "manifest.json").read_text())["recipe"]
+        assert recipe["faults"][0]["what"]["threshold"] == calibration["value"], "every arm has the calibrated fault"
+        seen[arm] = (recipe.get("aqn", {}).get("layers"), evidence.get("aqn", {}).get("weights"))
+    assert seen["guided"] == ({"from_verdict": str(record / "verdict.json")}, 2), "two norms of one layer of two"
+    assert seen["wrong_layer"] == (0, 2) and seen["none"] == (None, None)
+    again = succeeded(run(RECIPES / "deadzone-guided.yaml", tmp_path, *arms))
+    assert again["analysis"] == done["analysis"], "nothing is calibrated or diagnosed twice"
+
+
+def test_an_experiment_that_is_stopped_and_split_equals_one_that_is_not(recipe, tmp_path):
+    whole = succeeded(run(recipe, tmp_path / "whole"))
+    first = succeeded(run(recipe, tmp_path / "a", "--seeds", "0", "--arms", "noisy"))
+    assert first["left"] == 0 and set(trials(first["record"])) == {("noisy", 0)}
+    second = succeeded(run(recipe, tmp_path / "a"))
+    assert results(second["record"]) == results(whole["record"])
+    assert succeeded(run(recipe, tmp_path / "a"))["analysis"] == second["analysis"], "nothing is left, nothing is done twice"
+    stopped = succeeded(run(recipe, tmp_path / "b", "--time-limit", "0.001s"))
+    assert stopped["left"] == 3, "one trial begins, and after it none"
+
+
+def test_trials_of_two_machines_are_merged_once_each(recipe, tmp_path):
+    here = succeeded(run(recipe, tmp_path / "here", "--seeds", "0"))
+    there = succeeded(run(recipe, tmp_path / "there", "--seeds", "1"))
+    merged = succeeded(run(recipe, tmp_path / "here", "--merge", there["record"]))
+    assert merged["merged"] == 2 and merged["left"] == 0
+    assert results(merged["record"]) == results(here["record"]) | results(there["record"])
+    assert succeeded(run(recipe, tmp_path / "here", "--merge", there["record"]))["merged"] == 0
+    other = succeeded(run(recipe, tmp_path / "other", "train.lr=2.0e-4", "--seeds", "1"))
+    refused = run(recipe, tmp_path / "here", "--merge", other["record"])
+    assert refused.returncode == 64 and "its recipe differs, first at /train/lr" in refused.stderr, refused.stderr
+    config = json.loads((pathlib.Path(there["record"]) / "experiment.json").read_text())
+    model = pathlib.Path(config["recipe"]["model"])
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in model.iterdir():
+        (changed / file.name).write_bytes(file.read_bytes())
+    weights = bytearray((changed / "model.safetensors").read_bytes())
+    weights[-2] ^= 0x20  # a bit of the last weight that bf16 shows too
+    (changed / "model.safetensors").write_bytes(weights)
+    foreign = succeeded(run(recipe, tmp_path / "foreign", f"model={changed}", "--seeds", "1"))
+    refused = run(recipe, tmp_path / "here", "--merge", foreign["record"])
+    assert refused.returncode == 64 and "other weights" in refused.stderr, refused.stderr
+
+
+def children(pid):
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"PPid:\t{pid}\n" in (entry / "status").read_text():
+                found.append(int(entry.name))
+        except OSError:
+            pass
+    return found
+
+
+def test_a_killed_worker_loses_nothing(recipe, tmp_path):
+    whole = succeeded(run(recipe, tmp_path / "whole"))
+    command = [PROGRAM, "run", recipe, "--scale", "tiny", "--json", "--quiet", "--out", tmp_path / "jobs", "--jobs", "2"]
+    environment = {**os.environ, **ONE_THREAD}
+    parent = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    workers = []
+    while parent.poll() is None and not (workers := children(parent.pid)):
+        time.sleep(0.01)
+    assert workers, "it ended before it had a worker"
+    os.kill(workers[0], signal.SIGKILL)
+    output, errors = parent.communicate(timeout=600)
+    assert parent.returncode == 0, errors
+    done = json.loads(output)
+    assert done["left"] == 0 and results(done["record"]) == results(whole["record"])
+
+
+def test_a_pilot_makes_the_design_and_the_design_is_frozen(recipe, tmp_path):
+    pilot = succeeded(run(recipe, tmp_path, "--pilot"))
+    assert pilot["design"]["pilot"]["pairs"] == 2 and pilot["design"]["seeds"] == 2
+    assert set(trials(pilot["record"])) == {("pilot:clean", 0), ("pilot:clean", 1), ("pilot:noisy", 0), ("pilot:noisy", 1)}
+    done = succeeded(run(recipe, tmp_path))
+    assert done["analysis"]["design"] == pilot["design"] and done["record"] == pilot["record"]
+    seeds = {seed: outcome["run"] for (cell, seed), (_, outcome, _) in trials(done["record"]).items() if cell == "noisy"}
+    assert len(seeds) == 2
+    succeeded(run(recipe, tmp_path / "late"))
+    late = run(recipe, tmp_path / "late", "--pilot")
+    assert late.returncode == 64 and "frozen" in late.stderr
+
+
+def test_the_statistics_are_those_of_the_trials(recipe, tmp_path):
+    done = succeeded(run(recipe, tmp_path))
+    metric = "faultline/val-faulty/arithmetic/acc/mean@1"
+    by_arm = {arm: [trials(done["record"])[arm, seed][1]["results"][metric] for seed in (0, 1)] for arm in ("clean", "noisy")}
+    contrast = done["analysis"]["contrasts"][0]
+    differences = [a - b for a, b in zip(by_arm["noisy"], by_arm["clean"])]
+    assert contrast["difference"] == pytest.approx(sum(differences) / 2) and contrast["pairs"] == 2
+    assert contrast["p"] >= contrast["smallest_p"] == 0.5, "lesson 57: two seeds cannot say anything"
+    assert done["analysis"]["fewest_pairs_for_holm"] == 6
+
+
+def test_a_trial_whose_fault_never_acted_fails_closed(recipe, tmp_path):
+    late = "faults.0.lifetime={kind: window, from: 1000, to: 2000}"
+    result = run(recipe, tmp_path, f"++{late}", "--arms", "noisy", "--seeds", "0")
+    assert result.returncode == 3 and "the evidence of 1 trials is missing" in result.stderr, result.stderr
+    record = next(path for path in tmp_path.iterdir() if path.name.startswith("small-tiny"))
+    status, outcome, _ = trials(record)["noisy", 0]
+    assert status == "error" and outcome["complaints"] and "results" not in outcome
+
+
+def test_robustness_has_accuracy_loss_and_recovery_under_unseen_faults(tmp_path):
+    arms = ["--arms", "clean_training,noisy_training", "experiment.seeds=1"]
+    done = succeeded(run(RECIPES / "robustness.yaml", tmp_path, *arms))
+    row = next(row for row in done["analysis"]["arms"] if row["arm"] == "noisy_training")
+    assert set(row["under"]) == {"noise_5", "noise_10", "unseen_gain", "unseen_truncation"}
+    assert all(set(one) >= {"accuracy", "degradation", "recovery"} for one in row["under"].values())
+    _, _, evidence = trials(done["record"])["noisy_training", 0]
+    for label, one in evidence["evaluations"].items():
+        assert one["counts"][0]["rule"] == label and one["counts"][0]["changed"] > 0 and set(one["forwards"]) == {"eval"}
+
+
+def test_a_dry_run_predicts_time_and_memory_and_writes_nothing(recipe, tmp_path):
+    dry = succeeded(run(recipe, tmp_path / "runs", "--dry-run"))
+    assert dry["trials"] == dry["left"] == 4 and dry["seconds"] > 0 and dry["prediction"]["memory_bytes"]["total"] > 0
+    assert not (tmp_path / "runs").exists()
+    text = launch("run", recipe, "--scale", "tiny", "--dry-run", "--out", tmp_path / "runs")
+    assert "contrast noisy - clean" in text.stdout and "memory" in text.stdout
+
+
+def test_finished_trials_keep_their_record_and_no_checkpoint(recipe, tmp_path):
+    done = succeeded(run(recipe, tmp_path, "--arms", "noisy", "--seeds", "0"))
+    _, outcome, _ = trials(done["record"])["noisy", 0]
+    kept = pathlib.Path(done["record"]) / "trials" / outcome["run"]
+    assert (kept / "ledger.json").exists() and (kept / "events.jsonl").exists() and not (kept / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("arguments,sentence", [
+    (["--scale", "tyni"], "did you mean 'tiny'"),
+    (["--scale", "paper"], "give a model"),
+    (["--scale", "tiny", "--arms", "noysi"], "did you mean 'noisy'"),
+    (["--scale", "tiny", "--seeds", "0-7"], "the seeds 0 to 1"),
+    (["--scale", "tiny", "--seeds", "3-1"], "counts downwards"),
+    (["--scale", "tiny", "--jobs", "0"], "--jobs"),
+    (["--scale", "tiny", "--time-limit", "soon"], "--time-limit"),
+    (["--scale", "tiny", "++experiment.contrasts=[{arm: noisy, against: cleen}]"], "did you mean 'clean'"),
+    (["--scale", "tiny", "++experiment.contrasts=[{arm: noisy, against: noisy}]"], "compared with itself"),
+    (["--scale", "tiny", "experiment.control=cleann"], "did you mean 'clean'"),
+    (["--scale", "tiny", "++experiment.arms.noisy={train.steps: 0}"], "arm 'noisy'"),
+    (["--scale", "tiny", "++experiment.arms.noisy={aqn: {schedule: constan}}"], "arm 'noisy'"),
+    (["--scale", "tiny", "++experiment.arms.noisy={model: elsewhere}"], "one model"),
+    (["--scale", "tiny", "++experiment.arms.noisy={by_seed: {seed: 3}}"], "by_seed"),
+    (["--scale", "tiny", "train.prompts=3"], "micro_batch 4 does not divide"),
+    (["--scale", "tiny", "++experiment.calibrate={rule: nois, from: 0.1, to: 0.2}"], "there is no fault 'nois'"),
+])  # fmt: skip
+def test_what_cannot_be_an_experiment_is_refused(recipe, tmp_path, arguments, sentence):
+    result = launch("run", recipe, *arguments, "--quiet", "--out", tmp_path / "runs")
+    assert result.returncode == 64 and sentence in result.stderr, (result.returncode, result.stderr)
+
+
+def test_options_of_experiments_are_refused_elsewhere(tmp_path):
+    result = launch("run", ROOT / "recipes/example.yaml", "--jobs", "2")
+    assert result.returncode == 64 and "no section experiment" in result.stderr
