@@ -118,14 +118,16 @@ void add_compare(CLI::App& app, const Globals& globals, Run& run) {
   option("--a", options->a, "where the model runs: DEVICE or DEVICE:TYPE; or a trace of another machine", "SIDE");
   option("--b", options->b, "where each call is made again", "SIDE");
   option("--prompt", options->prompt, "the text that is run", "TEXT");
-  command->add_option("--record", options->record, "compare nothing: write the calls of --a into this .safetensors file")
+  command
+      ->add_option("--record", options->record, "compare nothing: write the calls of --a into this .safetensors file")
       ->group("Output")
       ->type_name("FILE");
   command->add_option("--out", options->out, "write profiles and a recipe that re-creates them into this folder")
       ->group("Output")
       ->type_name("DIR");
   command->footer(
-      "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n  faultline compare --a cuda --record h200.safetensors\n  "
+      "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n  faultline "
+      "compare --a cuda --record h200.safetensors\n  "
       "faultline compare --a h200.safetensors --b cpu\n\nGlobal "
       "options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return compare(*options, globals); }; });

@@ -40,7 +40,8 @@ at::Tensor prompt_of(const Options& options, const LoadedModel& loaded) {
 // The residual by the size of what was expected: a dead zone is wrong at the small end, a saturation at the large one,
 // a gain has one ratio everywhere, an offset one residual.
 std::string drawn(const Evidence& evidence) {
-  std::string text = "      |expected|/largest  elements   wrong                        observed/expected      residual\n";
+  std::string text =
+      "      |expected|/largest  elements   wrong                        observed/expected      residual\n";
   for (const Evidence::Bin& bin : evidence.picture) {
     const double share = static_cast<double>(bin.wrong) / static_cast<double>(bin.elements);
     const std::string bar(static_cast<std::size_t>(std::lround(20 * share)), '#');

@@ -33,8 +33,7 @@ std::string markdown_table(const Rows& rows) {
 Rows pool_rows(const OrderedJson& pools) {
   Rows rows = {{"pool", "layer", "layer and operator", "kind"}};
   for (const auto& [pool, rates] : pools.items())
-    rows.push_back(
-        {pool, rate_text(rates["layer"]), rate_text(rates["layer_and_operator"]), rate_text(rates["kind"])});
+    rows.push_back({pool, rate_text(rates["layer"]), rate_text(rates["layer_and_operator"]), rate_text(rates["kind"])});
   return rows;
 }
 
@@ -47,8 +46,7 @@ Rows confusion_rows(const OrderedJson& confusion) {
   rows[0].insert(rows[0].end(), said.begin(), said.end());
   for (const auto& [planted, answers] : confusion.items()) {
     rows.push_back({planted});
-    for (const std::string& answer : said)
-      rows.back().push_back(fmt::format("{}", answers.value(answer, int64_t{0})));
+    for (const std::string& answer : said) rows.back().push_back(fmt::format("{}", answers.value(answer, int64_t{0})));
   }
   return rows;
 }
@@ -78,21 +76,23 @@ std::string method_text(const std::string& name, const OrderedJson& one, bool ma
   if (one.contains("against_classic")) {
     const OrderedJson& all = one["against_classic"].value("all", OrderedJson());
     if (!all.is_null())
-      text += fmt::format("The layer named where classic did not: {}; the other way: {}; p = {:.2g} (McNemar, exact).\n",
-                          all["only_this"].get<int64_t>(), all["only_classic"].get<int64_t>(), all["p"].get<double>());
+      text +=
+          fmt::format("The layer named where classic did not: {}; the other way: {}; p = {:.2g} (McNemar, exact).\n",
+                      all["only_this"].get<int64_t>(), all["only_classic"].get<int64_t>(), all["p"].get<double>());
   }
   text += shown(pool_rows(one["pools"]));
-  if (one.contains("intermittent")) text += "Faults that act in one call of ten:\n" + shown(pool_rows(one["intermittent"]));
+  if (one.contains("intermittent"))
+    text += "Faults that act in one call of ten:\n" + shown(pool_rows(one["intermittent"]));
   if (one.contains("curves")) text += "Faults of growing strength, dense:\n" + shown(curve_rows(one["curves"]));
-  if (markdown) text += "What was said (columns) of what was planted (rows):\n" + shown(confusion_rows(one["confusion"]));
+  if (markdown)
+    text += "What was said (columns) of what was planted (rows):\n" + shown(confusion_rows(one["confusion"]));
   return text;
 }
 
 std::string whole(const OrderedJson& summary, bool markdown) {
-  std::string text =
-      fmt::format("{} planted faults, {} diagnoses; {} trials left out because their fault changed nothing.\n",
-                  summary["planted"].get<int64_t>(), summary["diagnoses"].get<int64_t>(),
-                  summary["inactive"].get<int64_t>());
+  std::string text = fmt::format(
+      "{} planted faults, {} diagnoses; {} trials left out because their fault changed nothing.\n",
+      summary["planted"].get<int64_t>(), summary["diagnoses"].get<int64_t>(), summary["inactive"].get<int64_t>());
   if (markdown) text += "\n";
   for (const auto& [name, one] : summary["methods"].items()) text += method_text(name, one, markdown);
   return text;

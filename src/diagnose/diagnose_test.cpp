@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "diagnose/examination.h"
 #include "diagnose/classic.h"
+#include "diagnose/examination.h"
 #include "diagnose/kind.h"
 #include "diagnose/self.h"
 #include "diagnose/shadow.h"
