@@ -27,7 +27,7 @@ def model():
 def broken(model, where, what, **options):
     with faultline.plan(recipe(rule(where=where, what=what), phases={"diagnose": True}), model=model, on_missing="warn") as plan:
         verdict = faultline.diagnose(model, prompt=PROMPT, **options)
-    assert sum(row["changed"] for row in plan.report["rows"]) > 0
+    assert plan.report["rules"][0]["changed"] > 0
     return verdict
 
 
@@ -37,7 +37,7 @@ def test_a_clean_llama_is_not_accused(schema, dtype):
     for seed in range(3):
         verdict = faultline.diagnose(model, prompt=tokens(1, 5 + 9 * seed, seed), seed=seed)
         jsonschema.validate(verdict, schema)
-        assert verdict["candidates"] == [] and verdict["relations"] > 50
+        assert verdict["candidates"] == [] and verdict["relations"] > 40
         assert verdict["verdict"] == ("healthy_where_tested" if dtype == torch.float16 else "healthy")
 
 

@@ -43,8 +43,8 @@ std::vector<const Item*> chosen(const std::vector<Item>& items, const Test& test
 }  // namespace
 
 std::string campaign_fingerprint(const CampaignMachine& machine, const CampaignSpec& spec) {
-  const Json identity = {{"revision", kCampaignRevision}, {"model", machine.model},   {"dtype", machine.dtype},
-                         {"device", machine.device},      {"preset", spec.preset},    {"seed", spec.seed},
+  const Json identity = {{"revision", kCampaignRevision}, {"model", machine.model}, {"dtype", machine.dtype},
+                         {"device", machine.device},      {"preset", spec.preset},  {"seed", spec.seed},
                          {"tokens", spec.tokens},         {"methods", spec.methods}};
   return fmt::format("{:016x}", hash64(to_json_text(identity)));
 }
@@ -73,13 +73,16 @@ Planned planned_trial(const CampaignSpec& spec, const TrialKey& key, int64_t lay
   planned.rare = key.cell == "intermittent", planned.fading = key.cell.starts_with("curve ");
   const std::size_t bar = key.cell.find(" | ");
   const std::string kind = planned.fading ? key.cell.substr(6) : key.cell.substr(0, bar);
-  const auto entries = chosen(planned.rare ? grid.rare : planned.fading ? grid.fading : grid.entries,
+  const auto entries = chosen(planned.rare     ? grid.rare
+                              : planned.fading ? grid.fading
+                                               : grid.entries,
                               [&](const FaultGrid::Entry& one) { return planned.rare || one.kind == kind; });
   const auto sites = chosen(grid.sites, [&](const FaultGrid::Site& one) {
     return bar != std::string::npos ? one.pool == key.cell.substr(bar + 3)
                                     : !planned.fading || one.place.empty() || one.name == "down_proj";
   });
-  if (entries.empty() || sites.empty()) throw UsageError(fmt::format("there is no cell '{}' in this campaign", key.cell));
+  if (entries.empty() || sites.empty())
+    throw UsageError(fmt::format("there is no cell '{}' in this campaign", key.cell));
   const std::vector<double> extents = bar != std::string::npos ? grid.extents : std::vector<double>{1};
   const auto extent_count = std::ssize(extents), site_count = std::ssize(sites);
   const int64_t at = drawn(key.index, std::ssize(entries) * extent_count * site_count, mix64(seed, 2));

@@ -30,7 +30,7 @@ struct FaultGrid {
   std::vector<Entry> entries;
   std::vector<double> extents;  // shares of channels
   std::vector<Site> sites;
-  std::vector<Entry> rare;   // act in one call of ten
+  std::vector<Entry> rare;    // act in one call of ten
   std::vector<Entry> fading;  // for the curves: strengths from far below what can be seen
 };
 FaultGrid full_grid();

@@ -51,9 +51,14 @@ Trial trial_from_record(const Json& record, const std::string& origin) {
 }
 
 Json campaign_request(const CampaignMachine& machine, const CampaignSpec& spec) {
-  return {{"model", machine.model},   {"dtype", machine.dtype}, {"device", machine.device},
-          {"threads", machine.threads}, {"preset", spec.preset},  {"methods", spec.methods},
-          {"seed", std::to_string(spec.seed)}, {"tokens", spec.tokens}};
+  return {{"model", machine.model},
+          {"dtype", machine.dtype},
+          {"device", machine.device},
+          {"threads", machine.threads},
+          {"preset", spec.preset},
+          {"methods", spec.methods},
+          {"seed", std::to_string(spec.seed)},
+          {"tokens", spec.tokens}};
 }
 
 std::pair<CampaignMachine, CampaignSpec> campaign_from_request(const Json& request) {
@@ -66,9 +71,10 @@ std::pair<CampaignMachine, CampaignSpec> campaign_from_request(const Json& reque
     spec.tokens = request.at("tokens").get<int64_t>();
     return {machine, spec};
   } catch (const nlohmann::json::exception& error) {
-    throw UsageError(fmt::format("--worker: the first line of the input is no campaign: {}; a campaign starts its "
-                                 "workers itself, see `faultline run --help`",
-                                 error.what()));
+    throw UsageError(
+        fmt::format("--worker: the first line of the input is no campaign: {}; a campaign starts its "
+                    "workers itself, see `faultline run --help`",
+                    error.what()));
   }
 }
 

@@ -62,11 +62,11 @@ OrderedJson to_json(const Pair& pair) {
 
 struct Method {
   std::map<std::string, Counts> pools, intermittent;
-  std::map<std::string, std::map<double, Counts>> curves;               // kind, strength
-  std::map<std::string, std::map<std::string, int64_t>> confusion;      // planted, said
-  std::map<std::string, Healthy> healthy;                               // by type and shape; "all"
-  std::map<std::string, Pair> against_classic;                          // by pool; "all"
-  Cost once;                                                            // diagnoses of one pass
+  std::map<std::string, std::map<double, Counts>> curves;           // kind, strength
+  std::map<std::string, std::map<std::string, int64_t>> confusion;  // planted, said
+  std::map<std::string, Healthy> healthy;                           // by type and shape; "all"
+  std::map<std::string, Pair> against_classic;                      // by pool; "all"
+  Cost once;                                                        // diagnoses of one pass
 };
 
 const std::set<std::string> kMethods = {"classic", "self", "shadow"};

@@ -27,8 +27,7 @@ at::ScalarType type_named(const std::string& name) {
 }
 
 std::string place_of_trial(const Planned& planned) {
-  return fmt::format("model.layers.{}{}{}", planned.layer, planned.site->place.empty() ? "" : ".",
-                     planned.site->place);
+  return fmt::format("model.layers.{}{}{}", planned.layer, planned.site->place.empty() ? "" : ".", planned.site->place);
 }
 
 bool acts(const CausalLm& model, Injection& injection, const at::Tensor& tokens) {

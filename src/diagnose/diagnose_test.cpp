@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "diagnose/examination.h"
 #include "diagnose/classic.h"
+#include "diagnose/examination.h"
 #include "diagnose/kind.h"
 #include "diagnose/self.h"
 #include "diagnose/shadow.h"
@@ -209,8 +209,12 @@ TEST(Evidence, DrawsTheResidual) {
   const Diagnosis dead = machine.diagnose("self", {"deadzone(threshold=0.05) @ module=layer_output,layer=1"});
   ASSERT_TRUE(dead.fault_found());
   for (const Evidence::Bin& bin : dead.candidates[0].evidence[0].picture) {
-    if (bin.to <= 0.03) EXPECT_EQ(bin.wrong, bin.elements);
-    if (bin.from >= 0.1) EXPECT_EQ(bin.wrong, 0);
+    if (bin.to <= 0.03) {
+      EXPECT_EQ(bin.wrong, bin.elements);
+    }
+    if (bin.from >= 0.1) {
+      EXPECT_EQ(bin.wrong, 0);
+    }
   }
   const Diagnosis gain = machine.diagnose("self", {"gain(strength=0.05) @ module=layer_output,layer=1"});
   ASSERT_TRUE(gain.fault_found());

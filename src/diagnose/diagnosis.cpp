@@ -75,10 +75,10 @@ std::string_view certainty_name(Certainty certainty) {
 OrderedJson to_json(const Diagnosis& diagnosis) {
   OrderedJson candidates = OrderedJson::array();
   for (const Candidate& candidate : diagnosis.candidates) candidates.push_back(to_json(candidate));
-  const char* verdict = diagnosis.fault_found()        ? "fault"
-                        : diagnosis.not_tested.empty() ? "healthy"
+  const char* verdict = diagnosis.fault_found()                            ? "fault"
+                        : diagnosis.not_tested.empty()                     ? "healthy"
                         : diagnosis.relations > 0 && !diagnosis.broken_off ? "healthy_where_tested"
-                                                       : "not_tested";
+                                                                           : "not_tested";
   return {{"version", kDiagnosisVersion},
           {"method", diagnosis.method},
           {"verdict", verdict},

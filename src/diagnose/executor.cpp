@@ -133,7 +133,8 @@ bool Local::give(Worker& worker) {
     worker.busy_with = (*next_)();
   }
   if (!worker.busy_with) return false;
-  (void)write_all(worker.to.get(), to_json_text(Json{{"cell", worker.busy_with->cell}, {"index", worker.busy_with->index}}) + "\n");
+  (void)write_all(worker.to.get(),
+                  to_json_text(Json{{"cell", worker.busy_with->cell}, {"index", worker.busy_with->index}}) + "\n");
   return true;
 }
 
@@ -159,7 +160,8 @@ void Local::bury(Worker& worker) {
                                               : fmt::format("exited with status {}", WEXITSTATUS(status));
   const std::optional<TrialKey> key = std::exchange(worker.busy_with, std::nullopt);
   if (!key) return;
-  if (++deaths_in_a_row_ > 2 * jobs_) throw RuntimeFailure(fmt::format("workers die one after the other; the last one {}", how));
+  if (++deaths_in_a_row_ > 2 * jobs_)
+    throw RuntimeFailure(fmt::format("workers die one after the other; the last one {}", how));
   if (++tries_[{key->cell, key->index}] < kTriesOfATrial)
     again_.push_back(*key);
   else

@@ -100,8 +100,8 @@ void Interview::begin_pass() {
     inputs_.assign(answers[0].begin() + 1, answers[0].begin() + 1 + std::ssize(layers_));
     if (table.empty()) return;
     const PlanPause pause;
-    const at::Tensor rows = modules_.at(table).weight.index_select(
-        0, options_.tokens.reshape(-1).to(modules_.at(table).weight.device()));
+    const at::Tensor rows =
+        modules_.at(table).weight.index_select(0, options_.tokens.reshape(-1).to(modules_.at(table).weight.device()));
     observe({"rows of the table", "embedding", place_id(table), rows, flat(answers[0].back())});
   });
 }
@@ -109,7 +109,9 @@ void Interview::begin_pass() {
 void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
   const PlaceId place = place_id(layer);
   const int64_t length = x.size(1);
-  const auto rows = [&](const at::Tensor& given) { layer_rows_ += static_cast<double>(given.numel() / given.size(-1)); };
+  const auto rows = [&](const at::Tensor& given) {
+    layer_rows_ += static_cast<double>(given.numel() / given.size(-1));
+  };
   const PlanPause pause;
   if (const at::Tensor wanted = infinity_rows(x.size(2), dtype_, options_.seed); wanted.defined()) {
     const at::Tensor batch = as_batch(wanted, length).to(x.device());
@@ -135,7 +137,8 @@ void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
   add({Probe::Call::kAgain, layer, small, 1, {}}, [=, this](const Answers& answers) {
     const at::Tensor y = flat(answers[0][0]);
     const PlanPause paused;
-    observe({"tiny", "layer_output", place, at::zeros_like(y, at::kFloat), y, at::full_like(y, kTinyBound, at::kFloat)});
+    observe(
+        {"tiny", "layer_output", place, at::zeros_like(y, at::kFloat), y, at::full_like(y, kTinyBound, at::kFloat)});
     const at::Tensor lost = y.eq(0).logical_and(flat(small).ne(0));
     const bool swallows = lost.to(at::kDouble).mean().item<double>() > 0.02 ||
                           (y.size(0) >= 8 && lost.sum(0).max().item<int64_t>() > y.size(0) / 2);
@@ -155,7 +158,8 @@ void Interview::add_linear(const std::string& path, const ModuleFacts& facts) {
   operator_products_ += static_cast<double>(times * known.input.size(0)) * static_cast<double>(facts.weight.numel());
   add({Probe::Call::kPlain, path, known.input, times, {}}, [=, this](const Answers& answers) {
     const KnownAnswers& right = answers_.at(path);
-    Observation observation{"known answers", "linear", place_id(path), right.expected, flat(answers[0][0]), right.tolerance};
+    Observation observation{"known answers",     "linear",       place_id(path), right.expected,
+                            flat(answers[0][0]), right.tolerance};
     for (std::size_t i = 1; i < answers.size(); ++i) observation.repetitions.push_back(flat(answers[i][0]));
     observe(observation);
   });
@@ -167,15 +171,16 @@ void Interview::add_norm(const std::string& path, const ModuleFacts& facts) {
   const at::Tensor level = 1 / weight.abs().clamp_min(1e-2 * weight.abs().mean() + 1e-30);
   at::Tensor x = patterns({kPatternRows, weight.numel()}, mix64(options_.seed, 7), dtype_).to(weight.device());
   const int64_t half = x.size(0) / 2;
-  x = at::cat({(x.narrow(0, 0, half).to(at::kDouble) * level / level.mean()).to(dtype_),
-               x.narrow(0, half, x.size(0) - half)});
+  x = at::cat(
+      {(x.narrow(0, 0, half).to(at::kDouble) * level / level.mean()).to(dtype_), x.narrow(0, half, x.size(0) - half)});
   const at::Tensor wide = x.to(at::kDouble);
   const at::Tensor normed = wide / (wide.square().mean(-1, true) + facts.epsilon).sqrt(), exact = normed * weight;
   // Hugging Face rounds before it multiplies by the weight, and again after.
-  const at::Tensor tolerance = (half_ulp(exact, dtype_) + half_ulp(normed, dtype_) * weight.abs()) * 1.01 +
-                               exact.abs() * kFunctionError;
+  const at::Tensor tolerance =
+      (half_ulp(exact, dtype_) + half_ulp(normed, dtype_) * weight.abs()) * 1.01 + exact.abs() * kFunctionError;
   add({Probe::Call::kPlain, path, x, 2, {}}, [=, this](const Answers& answers) {
-    observe({"known answers", "norm", place_id(path), exact, flat(answers[0][0]), tolerance, {}, {flat(answers[1][0])}});
+    observe(
+        {"known answers", "norm", place_id(path), exact, flat(answers[0][0]), tolerance, {}, {flat(answers[1][0])}});
   });
 }
 
@@ -188,7 +193,14 @@ void Interview::add_activation(const std::string& path) {
   const at::Tensor wide = x.to(at::kDouble), exact = wide / (1 + (-wide).exp());
   const at::Tensor tolerance = half_ulp(exact, dtype_) + exact.abs() * kFunctionError + 1e-30;
   add({Probe::Call::kPlain, path, x, 2, {}}, [=, this](const Answers& answers) {
-    observe({"known answers", "activation", place_id(path), exact, flat(answers[0][0]), tolerance, {}, {flat(answers[1][0])}});
+    observe({"known answers",
+             "activation",
+             place_id(path),
+             exact,
+             flat(answers[0][0]),
+             tolerance,
+             {},
+             {flat(answers[1][0])}});
   });
 }
 
@@ -209,7 +221,8 @@ void Interview::add_attention(const std::string& path, const at::Tensor& x) {
   add(std::move(probe), [=, this](const Answers& answers) {
     const PlanPause pause;
     const PlaceId place = place_id(path);
-    const at::Tensor values = answers[0][1].select(1, 0), mixed = answers[0][2].select(1, 0);  // (B, kv * D), (B, H * D)
+    const at::Tensor values = answers[0][1].select(1, 0),
+                     mixed = answers[0][2].select(1, 0);  // (B, kv * D), (B, H * D)
     const int64_t size = options_.head_size, group = mixed.size(1) / std::max<int64_t>(1, values.size(1));
     const at::Tensor wanted =
         values.reshape({values.size(0), -1, size}).repeat_interleave(group, 1).reshape(mixed.sizes());

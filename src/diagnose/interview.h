@@ -19,10 +19,10 @@ namespace faultline {
 
 // What the driver knows of a module, by its path.
 struct ModuleFacts {
-  std::string type;          // linear, rms_norm, silu, embedding; other: its answers are not known
-  std::string class_name;    // for sentences
-  at::Tensor weight, bias;   // undefined: none
-  double epsilon = 0;        // of a norm
+  std::string type;         // linear, rms_norm, silu, embedding; other: its answers are not known
+  std::string class_name;   // for sentences
+  at::Tensor weight, bias;  // undefined: none
+  double epsilon = 0;       // of a norm
 };
 
 struct InterviewOptions {
@@ -34,9 +34,9 @@ struct InterviewOptions {
 
 struct Probe {
   enum class Call {
-    kModel,   // the whole model on tokens; the calls of every layer and attention are remembered
-    kAgain,   // the remembered call of the module, with another first tensor
-    kPlain,   // the module on this tensor alone
+    kModel,  // the whole model on tokens; the calls of every layer and attention are remembered
+    kAgain,  // the remembered call of the module, with another first tensor
+    kPlain,  // the module on this tensor alone
   };
   Call call = Call::kPlain;
   std::string module;

@@ -145,7 +145,8 @@ void SelfProbe::probe_layer(int64_t layer, const at::Tensor& x) {
   }
   if (!options_.operators) return;
   const OperatorProbe probe{
-      model_, answers_, options_.seed, pass_ == 0 ? 1 : 0, [&](const Observation& one) { observe(one); }, operator_cost_};
+      model_,        answers_, options_.seed, pass_ == 0 ? 1 : 0, [&](const Observation& one) { observe(one); },
+      operator_cost_};
   probe.probe_layer(layer);
 }
 
@@ -169,8 +170,7 @@ void SelfProbe::pass(int64_t number) {
     x = y;
   }
   if (!options_.operators) return;
-  OperatorProbe{model_, answers_, options_.seed, 1, [&](const Observation& one) { observe(one); }, operator_cost_}
-      .probe_ends();
+  OperatorProbe{model_, answers_, options_.seed, 1, [&](const Observation& one) { observe(one); }, operator_cost_}.probe_ends();
 }
 
 void SelfProbe::say_limits(Diagnosis& diagnosis) const {

@@ -54,8 +54,9 @@ Diagnosis diagnose_shadow(const CausalLm& model, Recomputation& reference, const
     diagnosis.not_tested.push_back(
         fmt::format("{} calls whose right answer is not a finite number: what came in was broken already", not_finite));
   if (!diagnosis.fault_found())
-    diagnosis.not_excluded.push_back(fmt::format("a fault that acts in less than {:.2g} of the forwards (95 %)",
-                                                 1 - std::pow(0.05, 1.0 / static_cast<double>(std::max<int64_t>(1, pass)))));
+    diagnosis.not_excluded.push_back(
+        fmt::format("a fault that acts in less than {:.2g} of the forwards (95 %)",
+                    1 - std::pow(0.05, 1.0 / static_cast<double>(std::max<int64_t>(1, pass)))));
   diagnosis.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return diagnosis;
 }

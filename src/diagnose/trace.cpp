@@ -46,15 +46,16 @@ class Writer {
 
  private:
   int64_t tensor(const at::Tensor& x) {
-    const auto [found, fresh] = index_.try_emplace(std::tuple(x.data_ptr(), x.sizes().vec(), x.strides().vec()),
-                                                   std::ssize(tensors_));
+    const auto [found, fresh] =
+        index_.try_emplace(std::tuple(x.data_ptr(), x.sizes().vec(), x.strides().vec()), std::ssize(tensors_));
     if (fresh) tensors_.emplace_back(fmt::format("t{}", tensors_.size()), x), kept_.push_back(x);
     return found->second;
   }
 
   std::optional<Json> argument(const c10::IValue& value) {
     if (value.isNone()) return Json(nullptr);
-    if (value.isTensor()) return value.toTensor().defined() ? Json{{"tensor", tensor(value.toTensor())}} : Json(nullptr);
+    if (value.isTensor())
+      return value.toTensor().defined() ? Json{{"tensor", tensor(value.toTensor())}} : Json(nullptr);
     if (value.isBool()) return Json(value.toBool());
     if (value.isInt()) return Json(value.toInt());
     if (value.isDouble()) return Json{{"real", value.toDouble()}};
@@ -69,11 +70,8 @@ class Writer {
 };
 
 std::optional<at::ScalarType> type_named(const std::string& name) {
-  static const std::map<std::string, at::ScalarType> types = {{"F32", at::kFloat},
-                                                              {"BF16", at::kBFloat16},
-                                                              {"F16", at::kHalf},
-                                                              {"F64", at::kDouble},
-                                                              {"I64", at::kLong}};
+  static const std::map<std::string, at::ScalarType> types = {
+      {"F32", at::kFloat}, {"BF16", at::kBFloat16}, {"F16", at::kHalf}, {"F64", at::kDouble}, {"I64", at::kLong}};
   const auto found = types.find(name);
   return found == types.end() ? std::nullopt : std::optional(found->second);
 }
@@ -95,7 +93,8 @@ class Reader {
     calls_ = parse_json_text(said("calls"), path.string() + ": calls");
     for (const SafetensorsEntry& entry : parse_safetensors_header(header, data.size(), path)) {
       const std::optional<at::ScalarType> dtype = type_named(entry.dtype);
-      if (!dtype) throw RuntimeFailure(fmt::format("{}: {}: type {} is not expected", path.string(), entry.name, entry.dtype));
+      if (!dtype)
+        throw RuntimeFailure(fmt::format("{}: {}: type {} is not expected", path.string(), entry.name, entry.dtype));
       check_safetensors_bytes(entry, at::elementSize(*dtype), path);
       at::Tensor tensor = at::empty(entry.sizes, *dtype);
       if (entry.end > entry.begin) std::memcpy(tensor.data_ptr(), data.data() + entry.begin, entry.end - entry.begin);
