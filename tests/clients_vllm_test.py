@@ -48,13 +48,23 @@ def installed(tmp_path_factory):
     return os.pathsep.join([str(place), str(ROOT / "python")])
 
 
+def make_model(folder):
+    """tiny_folder's tokenizer, with a model whose heads are as wide as vLLM's attention wants them."""
+    import tiny_folder
+    import torch
+    import transformers
+
+    tiny_folder.make(folder, layers=LAYERS)
+    words = json.loads((folder / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1, head_dim=64, max_position_embeddings=256)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=words, eos_token_id=2, tie_word_embeddings=False, dtype="bfloat16", **sizes)).bfloat16().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    import tiny_folder
-
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    tiny_folder.make(folder, layers=LAYERS)
-    return folder
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def run(tmp_path, model, installed, a_recipe, *, launcher=(), environment=None, **options):
