@@ -7,14 +7,15 @@ import pathlib
 import pytest
 
 import tiny_folder
-from program import launch
+from program import ROOT, launch
 
+QUESTIONS = [json.loads(line)["question"] for line in (ROOT / "data/gsm8k/test.jsonl").read_text().splitlines()[:300]]
 ACTS = ["census", "healthy", "damage", "diagnosis", "hardening", "race"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return tiny_folder.make(tmp_path_factory.mktemp("demo") / "model", layers=6)
+    return tiny_folder.make(tmp_path_factory.mktemp("demo") / "model", layers=6, learned_from=QUESTIONS, context=2048)
 
 
 def demo(model, out, *arguments):
