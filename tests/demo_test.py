@@ -7,14 +7,15 @@ import pathlib
 import pytest
 
 import tiny_folder
-from program import launch
+from program import ROOT, launch
 
+QUESTIONS = [json.loads(line)["question"] for line in (ROOT / "data/gsm8k/test.jsonl").read_text().splitlines()[:300]]
 ACTS = ["census", "healthy", "damage", "diagnosis", "hardening", "race"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return tiny_folder.make(tmp_path_factory.mktemp("demo") / "model", layers=6)
+    return tiny_folder.make(tmp_path_factory.mktemp("demo") / "model", layers=6, learned_from=QUESTIONS, context=2048)
 
 
 def demo(model, out, *arguments):
@@ -69,21 +70,15 @@ def test_a_difference_that_may_be_none_is_inconclusive(whole):
     assert (said["verdict"] == "inconclusive") == (low <= 0 <= high)
 
 
-def test_the_seed_chooses_the_fault_and_quick_leaves_the_training_out(model, whole, tmp_path):
-    faults = set()
-    for seed in range(4, 8):
-        answer, acts = demo(model, tmp_path, "--quick", "--seed", seed)
-        assert list(acts) == [act for act in ACTS if act != "hardening"]
-        faults.add(answer["fault"])
-    assert len(faults) >= 3 and whole[0]["fault"] not in faults
-
-
-def test_a_terminal_sees_the_acts_and_last_the_page(model, tmp_path):
-    done = launch("demo", "--model", model, "--quick", "--quiet", "--output", tmp_path, timeout=300)
+def test_a_terminal_sees_the_acts_of_another_seed_without_training_and_last_the_page(model, whole, tmp_path):
+    done = launch("demo", "--model", model, "--quick", "--quiet", "--seed", 4, "--output", tmp_path, timeout=600)
     lines = done.stdout.splitlines()
-    assert [line[:2] for line in lines if line[:1].isdigit()][:5] == ["1.", "2.", "3.", "4.", "5."]
+    assert [line[:2] for line in lines if line[:1].isdigit()] == ["1.", "2.", "3.", "4.", "5."]
     assert any("clean" in line and "broken" in line for line in lines) and sum("proof:" in line for line in lines) == 3
+    assert any(line.strip().startswith("planted: ") and whole[0]["fault"] not in line for line in lines)
     assert pathlib.Path(lines[-1]).name == "report.html" and pathlib.Path(lines[-1]).exists() and done.stderr == ""
+    summary = json.loads((pathlib.Path(lines[-1]).parent / "summary.json").read_text())["results"]
+    assert [act["act"] for act in summary["acts"]] == [act for act in ACTS if act != "hardening"]
 
 
 def test_what_cannot_be_is_refused():

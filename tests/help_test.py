@@ -12,7 +12,7 @@ NESTED = [["triage", "run"], ["triage", "bisect"]]
 
 
 def commands():
-    listed = ok("--help").split("SUBCOMMANDS:" if "SUBCOMMANDS:" in ok("--help") else "Subcommands:")[1]
+    listed = ok("--help").split("Subcommands:")[1].split("Examples:")[0]
     names = re.findall(r"^  ([a-z][a-z-]*) ", listed, re.MULTILINE)
     assert len(names) >= 20, names
     return [[name] for name in names]

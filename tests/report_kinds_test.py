@@ -12,6 +12,7 @@ import browser
 import tiny_folder
 from program import ROOT, launch, ok
 
+QUESTIONS = [json.loads(line)["question"] for line in (ROOT / "data/gsm8k/test.jsonl").read_text().splitlines()[:300]]
 NOISE = "{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}"
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -27,7 +28,7 @@ class Records:
 
     def __init__(self, folder):
         self.folder = folder
-        self.model = tiny_folder.make(folder / "model", layers=6)
+        self.model = tiny_folder.make(folder / "model", layers=6, learned_from=QUESTIONS, context=2048)
         self.made = {}
 
     def get(self, kind):
