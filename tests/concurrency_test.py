@@ -2,6 +2,7 @@
 refused while the first lives."""
 
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -12,11 +13,13 @@ import sys
 import pytest
 
 import tiny_folder
-from program import PROGRAM, ROOT, launch
+import program
+from program import PROGRAM, ROOT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "crash"))
 import harness  # noqa: E402
 
+launch = functools.partial(program.launch, timeout=600)  # a busy machine may be slow
 EVAL = ["--dtype", "fp32", "--limit", "4", "--shots", "0", "--max-new-tokens", "6", "--slots", "4", "--fault", "relative_gaussian(strength=0.3) @ operator=matmul", "--json", "--quiet"]
 TRAIN = ["train.steps=2", "train.sft.steps=1", "train.prompts=2", "train.n=2", "train.micro_batch=4", "train.validation_problems=2", "--dtype", "fp32", "--json", "--quiet"]
 GLOO = ["race", "--ranks", "2", "--transport", "gloo", "verify_iterations=3", "stop_on_first_corruption=false", "timeout_seconds=120", "inject={kind: bitflip, layer: 1, rank: 1, iteration: 1}", "--json"]
@@ -40,7 +43,7 @@ def test_ten_runs_at_once_are_ten_runs_alone(model, tmp_path):
     together = tmp_path / "together"  # one folder for all of them, and the same second: names must still differ
     commands = [[*evaluation, "--out", together]] * 4 + [[*training, "--out", together]] * 3 + [GLOO] * 3
     with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
-        done = list(pool.map(lambda words: launch(*words, timeout=600), commands))
+        done = list(pool.map(lambda words: launch(*words), commands))
     assert [one.returncode for one in done] == [0] * 7 + [1] * 3, [one.stderr for one in done]
     results = [json.loads(one.stdout) for one in done]
     records = [one["record"] for one in results[:7]]

@@ -4,6 +4,7 @@ version has a few disturbances a command; FAULTLINE_KILLS sets how many there ar
 FAULTLINE_CRASH_SEED chooses other moments."""
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -15,11 +16,13 @@ import tempfile
 import pytest
 
 import tiny_folder
-from program import ROOT, launch
+import program
+from program import ROOT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "crash"))
 import harness  # noqa: E402
 
+launch = functools.partial(program.launch, timeout=600)  # a busy machine may be slow
 COMMANDS = 5
 KILLS = -(-int(os.environ.get("FAULTLINE_KILLS", "15")) // COMMANDS)  # of each
 SEED = int(os.environ.get("FAULTLINE_CRASH_SEED", "1"))

@@ -1,6 +1,7 @@
 """The claims of docs/security.md, one by one: recipes, records and model files are data; nothing leaves the output folder;
 nothing listens where another machine could reach it; children and records get no secret."""
 
+import functools
 import json
 import pathlib
 import pickle
@@ -11,9 +12,11 @@ import subprocess
 import pytest
 
 import tiny_folder
-from program import ROOT, launch
+import program
+from program import ROOT
 from triage_test import TINY as TRIAGE
 
+launch = functools.partial(program.launch, timeout=600)  # a busy machine may be slow
 SECRET = "hunter2-of-security-test"
 EVAL = ["--dtype", "fp32", "--limit", "2", "--shots", "0", "--max-new-tokens", "4", "--slots", "2", "--json", "--quiet"]
 
