@@ -1,9 +1,7 @@
-"""Our model against transformers on the same files: tiny random models of all five families, and the default model. The
-files are written by transformers; ours reads them."""
+"""Our model against transformers on the same files: tiny random models of all five families. The files are written by
+transformers; ours reads them. The default model: model_parity_test.py."""
 
 import json
-import os
-import pathlib
 
 import pytest
 import torch
@@ -12,8 +10,6 @@ import transformers
 import faultline  # noqa: F401  loads the operators
 
 OPS = torch.ops.faultline
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "faultline"
-DEFAULT = CACHE / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 CPU = torch.device("cpu")
 
 COMMON = dict(vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5)
@@ -160,52 +156,3 @@ def test_routers_choose_as_transformers_do(pair):
     tokens = torch.randint(0, 320, (4, 200), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         assert largest_difference(OPS.model_logits(handle, tokens), reference(tokens).logits) < 1e-4
-
-
-# --- the default model ------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def smollm():
-    if not DEFAULT.exists():
-        pytest.skip("no default model; ./dev setup fetches it")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(DEFAULT.parent, gguf_file=DEFAULT.name, dtype=torch.float32).eval()
-    return loaded
-
-
-PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "2 + 2 =", "Water boils at", "The quick brown fox", "In 1969", "My favourite colour"]
-
-
-def tokens_of(text):
-    handle = OPS.tokenizer_load(str(DEFAULT))
-    return list(OPS.tokenizer_encode(handle, text, True))
-
-
-def test_the_default_model_gives_the_logits_of_transformers(smollm):
-    handle = OPS.model_open("default", torch.float32, CPU)
-    tokens = torch.tensor([tokens_of("The capital of France is Paris, and the capital of Italy is Rome. " * 2)])
-    with torch.no_grad():
-        theirs, ours = smollm(tokens).logits, OPS.model_logits(handle, tokens)
-    OPS.model_close(handle)
-    assert largest_difference(ours, theirs) < 1e-4
-
-
-def test_the_default_model_continues_as_transformers_does(smollm):
-    handle = OPS.model_open("default", torch.float32, CPU)
-    prompts = [tokens_of(text) for text in PROMPTS]
-    made, _ = OPS.model_generate(handle, sum(prompts, []), [len(p) for p in prompts], 16, 0.0, 0, 1.0, 0, 8, [], False)
-    OPS.model_close(handle)
-    for prompt, row in zip(prompts, made):
-        with torch.no_grad():
-            theirs = smollm.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=2)
-        assert row.tolist() == theirs[0, len(prompt) :].tolist()
-
-
-def test_bf16_agrees_on_the_likeliest_token(smollm):
-    handle = OPS.model_open("default", torch.bfloat16, CPU)
-    text = " ".join(PROMPTS) + " The sun rises in the east and sets in the west. People have known this for thousands of years."
-    tokens = torch.tensor([tokens_of(text)])
-    theirs_in_bf16 = transformers.AutoModelForCausalLM.from_config(smollm.config, dtype=torch.bfloat16).eval()
-    theirs_in_bf16.load_state_dict(smollm.state_dict())
-    with torch.no_grad():
-        theirs, ours = theirs_in_bf16(tokens).logits.argmax(-1), OPS.model_logits(handle, tokens).argmax(-1)
-    OPS.model_close(handle)
-    assert (theirs == ours).float().mean() > 0.95  # the whole table is in docs/results/model.md

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from program import ROOT, launch
 
-ROUNDS = int(os.environ.get("FAULTLINE_RACE_ROUNDS", "40"))
+ROUNDS = int(os.environ.get("FAULTLINE_RACE_ROUNDS", "110"))
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def library(tmp_path_factory):
     return path
 
 
-def race_with(library, tmp_path, every, mode, iterations=ROUNDS, least=1000):
+def race_with(library, tmp_path, every, mode, iterations=40, least=1000):
     log = tmp_path / "flips.txt"
     environment = {"LD_PRELOAD": str(library), "FAULTLINE_SEND_BYTES": str(least), "FAULTLINE_SEND_EVERY": str(every), "FAULTLINE_SEND_LOG": str(log)}
     done = launch("race", "--transport", "gloo", "--ranks", 2, "--json", *mode, "warmup_iterations=0", f"verify_iterations={iterations}", "stop_on_first_corruption=false",
@@ -44,8 +44,8 @@ def test_nothing_is_flipped_and_nothing_is_found(library, tmp_path):
 
 
 def test_every_flip_on_the_wire_is_found_in_the_collective(library, tmp_path):
-    result, flips = race_with(library, tmp_path, 2, ALL_TO_ALL)
-    assert len(flips) >= 20
+    result, flips = race_with(library, tmp_path, 2, ALL_TO_ALL, iterations=ROUNDS)
+    assert len(flips) >= 200
     mismatches = [m for rank in result["evidence"] for m in rank["mismatches"]["items"]]
     assert sum(m["count"] for m in mismatches) == len(flips)
     assert {(m["operation"], m["damage"], m["count"]) for m in mismatches} == {("all_to_all", "bitflip", 1)}

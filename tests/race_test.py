@@ -4,6 +4,7 @@ refused, and ranks as processes over Gloo end in time, whatever happens to one o
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -40,7 +41,15 @@ def test_json_holds_the_evidence_of_every_rank():
     assert result["verdict"] == "pass" and result["ranks"] == 3
     assert [rank["rank"] for rank in result["evidence"]] == [0, 1, 2]
     assert all(rank["canary"] == {"ran": True, "detected": True, "attributed": True} for rank in result["evidence"])
-    assert all(rank["step_seconds"]["count"] == 20 for rank in result["evidence"])
+    assert all(rank["step_seconds"]["count"] == 20 for rank in result["evidence"])  # lesson 54: verified iterations alone
+
+
+def test_help_names_every_key_with_default_and_range():
+    text = ok("race", "--help")
+    for part in ["What runs:", "Results:", "The tool itself:", "1 to 256", "timeout_seconds (60", "fsdp_shard_size (100000)", "dtype (bf16)", "inject ([])"]:
+        assert part in text, part
+    documented = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in (ROOT / "docs/race.md").read_text(encoding="utf-8").split("## Configuration")[1].split("`inject`:")[0].splitlines() if line.startswith("| `"))))
+    assert documented == set(re.findall(r"^  (\w+) \(", text.split("Keys of the configuration")[1].split("Examples:")[0], re.M))
 
 
 def test_lesson_54_times_are_of_verified_steps_alone():

@@ -189,6 +189,33 @@ def test_killed_again_and_again_no_trial_is_lost_or_repeated(tmp_path):
     assert not list((out / "trials").glob(".running*"))
 
 
+def test_damaged_copies_are_made_again_and_a_damaged_record_is_refused(tmp_path):
+    out, command = tmp_path / "out", ["triage", "run", "--recipe", recipe(tmp_path, 1), "--quiet", "--json", "--out"]
+    first = launch(*command, out)
+    assert first.returncode == 0, first.stderr
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name != "campaign.sqlite" and not path.name.startswith("campaign.sqlite-")]
+    copies = [path for path in files if path.suffix in (".json", ".md", ".html", ".yaml")]
+    assert len(copies) >= 5
+    before = {path: path.read_bytes() for path in copies}
+    for i, path in enumerate(copies):
+        path.write_bytes([b"", b"{", before[path][: len(before[path]) // 2]][i % 3])
+    again = launch(*command, out)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["cells"] == json.loads(first.stdout)["cells"]
+    unlike = [str(path.relative_to(out)) for path in copies if path.read_bytes() != before[path]]
+    assert not unlike
+    store = (out / "campaign.sqlite").read_bytes()
+    (out / "campaign.sqlite").write_bytes(store[:100] + bytes(len(store) - 100))
+    broken = launch(*command, out)
+    assert broken.returncode in (2, 64) and "campaign.sqlite" in broken.stderr and "please report" not in broken.stderr, broken.stderr
+
+
+def test_help_groups_options_with_their_ranges():
+    text = ok("triage", "bisect", "--help")
+    assert "Statistics:" in text and "1e-6 to 0.5" in text and "1 to 100000" in text
+    assert "What runs:" in ok("triage", "run", "--help")
+
+
 def test_bisect_finds_the_mitigation(tmp_path):
     result = json.loads(launch("triage", "bisect", "--recipe", recipe(tmp_path), "--mitigation", "ll-protocol", "--mitigation", "no-drill", "--baseline-trials", 6, "--json").stdout)
     assert result["found"] and result["mitigations"] == ["no-drill"]

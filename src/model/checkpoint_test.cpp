@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "model/gguf_builder.h"
+#include "model/memory.h"
 #include "model/safetensors_writer.h"
 #include "model/tensor_table.h"
 #include "record/temporary_directory.h"
@@ -238,6 +239,44 @@ TEST_F(CheckpointFiles, ReadsShardsAndRefusesABadIndex) {
   save(places);
   write_safetensors(folder() / "b.safetensors", tensors);
   expect_refused(folder(), "too");
+}
+
+TEST_F(CheckpointFiles, SayWhatTheyNeedAndWhatThereIs) {
+  const auto tensors = random_weights(read_config(mixture_json(), "config.json"));
+  write_bytes(folder() / "config.json", mixture_json().dump());
+  write_safetensors(folder() / "model.safetensors", tensors);
+  int64_t norms = 0, others = 0;
+  for (const auto& [name, tensor] : tensors) (name.ends_with("norm.weight") ? norms : others) += tensor.numel();
+  const auto checkpoint = open_checkpoint(folder().string());
+  EXPECT_EQ(weight_bytes(*checkpoint, at::kBFloat16), 4 * norms + 2 * others);
+  EXPECT_EQ(weight_bytes(*checkpoint, at::kFloat), 4 * (norms + others));
+  EXPECT_NO_THROW(refuse_what_does_not_fit(*checkpoint, at::kFloat, 4 * (norms + others)));
+  try {
+    refuse_what_does_not_fit(*checkpoint, at::kFloat, 4 * (norms + others) - 1);
+    FAIL();
+  } catch (const UsageError& error) {
+    for (const char* word : {": its weights take", "Float", "memory are available", "--dtype bf16"})
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+}
+
+TEST(AvailableMemory, IsTheSystemsOrTheControlGroups) {
+  const TemporaryDirectory root;
+  EXPECT_EQ(available_memory(root.path()), std::numeric_limits<int64_t>::max());
+  std::filesystem::create_directories(root.path() / "proc");
+  std::filesystem::create_directories(root.path() / "sys/fs/cgroup");
+  const auto put = [&](const char* file, const std::string& text) { write_bytes(root.path() / file, text); };
+  put("proc/meminfo", "MemTotal:  900 kB\nMemAvailable:     500 kB\nSwapFree:  100 kB\n");
+  EXPECT_EQ(available_memory(root.path()), 600 * 1024);
+  put("sys/fs/cgroup/memory.max", "max\n");
+  put("sys/fs/cgroup/memory.current", "4096\n");
+  EXPECT_EQ(available_memory(root.path()), 600 * 1024);
+  put("sys/fs/cgroup/memory.max", "10240\n");
+  EXPECT_EQ(available_memory(root.path()), 6144);
+  put("sys/fs/cgroup/memory.stat", "anon 1096\ninactive_file 2000\nactive_file 1000\n");  // its files are no burden
+  EXPECT_EQ(available_memory(root.path()), 9144);
+  put("sys/fs/cgroup/memory.current", "20480\n");
+  EXPECT_EQ(available_memory(root.path()), 0);
 }
 
 TEST(ResolveModel, KnowsTheDefault) {

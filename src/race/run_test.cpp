@@ -2,8 +2,10 @@
 #include "race/run.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -114,6 +116,34 @@ TEST(Run, AllRanksStopTogetherAtTheFirstCorruption) {  // lesson 48
   const RunResult result = run(kFsdp + ", inject: {kind: bitflip, layer: 1, rank: 3, iteration: 2}");
   EXPECT_EQ(result.outcome, Outcome::kStopped);
   for (const RankEvidence& e : result.evidence) EXPECT_EQ(e.iterations, 3);
+}
+
+// Operators after which a host knows a number that a device has computed: on a GPU each of them waits.
+std::atomic<int64_t> waiting_operators{0};
+std::unique_ptr<at::ObserverContext> count_waiting(const at::RecordFunction& function) {
+  for (const char* name : {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal",
+                           "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"})
+    if (std::string_view(function.name()) == name) ++waiting_operators;
+  return nullptr;
+}
+
+TEST(Run, NoLayerWaitsForTheDevice) {  // lesson 45
+  const auto handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(count_waiting).scopes({at::RecordScope::FUNCTION}));
+  std::vector<int64_t> counts;
+  for (const char* layers : {", num_layers: 2", ", num_layers: 9"}) {
+    waiting_operators = 0;
+    const std::string small =
+        "{mode: fsdp, fsdp_shard_size: 700, warmup_iterations: 1, verify_iterations: 6, "
+        "h2d_tensor_size: 500, compute_type: transformer, model_dim: 32, num_heads: 2, seq_len: 4";
+    EXPECT_EQ(run_threads(parse_config(parse_yaml(small + layers + "}", "test")), RunOptions{}).verdict,
+              Verdict::kPass);
+    counts.push_back(waiting_operators);
+  }
+  (void)at::ones({1}).item();  // the counter counts
+  EXPECT_GT(waiting_operators, counts[1]);
+  at::removeCallback(handle);
+  EXPECT_EQ(counts[0], counts[1]);
 }
 
 TEST(Run, TheLogKeepsItsHeads) {
