@@ -56,10 +56,10 @@ std::tuple<at::Tensor, double, double, double> op_norm_noise(const at::Tensor& c
     const int64_t layer = layer_of_path(path);
     const double sigma = strength_at(aqn.spec->schedule, step, total_steps);
     if (sigma == 0 || !means_layer(*aqn.spec, layer)) return {clean.clone(), sigma, 0.0, 0.0};
-    check_representable(clean, path, sigma, aqn.spec->relative);
+    check_representable(clean, path, sigma, aqn.spec->relative());
     const double strength = sigma * layer_multiplier(aqn.spec->schedule, layer, layer_count, step, total_steps);
     const at::Tensor exact = clean.detach().to(at::kCPU, at::kFloat).reshape(-1);
-    const at::Tensor scale = aqn.spec->relative ? exact.abs() * strength : at::full_like(exact, strength);
+    const at::Tensor scale = aqn.spec->relative() ? exact.abs() * strength : at::full_like(exact, strength);
     const at::Tensor noise = scale * norm_deviates(aqn.seed, step, path + ".weight", exact.numel());
     at::Tensor noisy = (exact + noise).view(clean.sizes()).to(clean.options());
     const at::Tensor error = noisy.to(at::kCPU, at::kDouble).reshape(-1) - exact.to(at::kDouble);
