@@ -66,7 +66,7 @@ def run_ranks(code, folder, **environment):
     ranks = [subprocess.Popen([sys.executable, *code], env={**common, "RANK": str(rank), "FAULTLINE_LEDGER": f"{folder}/ledger{rank}"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
              for rank in range(2)]
     try:
-        outputs = [process.communicate(timeout=240) for process in ranks]
+        outputs = [process.communicate(timeout=900) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
