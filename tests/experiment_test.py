@@ -1,6 +1,7 @@
 """Experiments from the command line, at scale tiny (a random model of two layers): every recipe that ships, trials that are
 stopped, killed, split and merged, the design before the run, and trials whose noise did not happen."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -73,9 +74,19 @@ def counts(evidence):
     return {(row["rule"], row["phase"]): row["changed"] for row in evidence["faults"]["counts"]}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
-def test_every_recipe_runs_at_tiny_with_the_evidence_of_every_arm(tmp_path, name):
-    done = succeeded(run(RECIPES / f"{name}.yaml", tmp_path, "experiment.seeds=1"))
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def every_recipe(tmp_path_factory):
+    """All of them, two at a time."""
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        yield {name: pool.submit(run, RECIPES / f"{name}.yaml", tmp_path_factory.mktemp(name), "experiment.seeds=1") for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_runs_at_tiny_with_the_evidence_of_every_arm(every_recipe, name):
+    done = succeeded(every_recipe[name].result())
     arms = {row["arm"]: row for row in done["analysis"]["arms"]}
     assert done["left"] == 0 and all(row["trials"] == 1 for row in arms.values())
     for (arm, _), (status, outcome, evidence) in trials(done["record"]).items():
@@ -91,9 +102,8 @@ def test_every_recipe_runs_at_tiny_with_the_evidence_of_every_arm(tmp_path, name
             assert evidence["aqn"]["noisy_steps"] > 0 and evidence["aqn"]["changed"] > 0, arm
 
 
-def test_the_guided_arm_follows_calibration_and_diagnosis(tmp_path):
-    arms = ["--arms", "none,guided,wrong_layer", "experiment.seeds=1"]
-    done = succeeded(run(RECIPES / "deadzone-guided.yaml", tmp_path, *arms))
+def test_the_guided_arm_follows_calibration_and_diagnosis(every_recipe):
+    done = succeeded(every_recipe["deadzone-guided"].result())
     record = pathlib.Path(done["record"])
     calibration = done["analysis"]["calibration"]
     assert 0.05 <= calibration["share"] <= 0.95 and len(calibration["sweep"]) >= 1
@@ -106,7 +116,7 @@ def test_the_guided_arm_follows_calibration_and_diagnosis(tmp_path):
         seen[arm] = (recipe.get("aqn", {}).get("layers"), evidence.get("aqn", {}).get("weights"))
     assert seen["guided"] == ({"from_verdict": str(record / "verdict.json")}, 2), "two norms of one layer of two"
     assert seen["wrong_layer"] == (0, 2) and seen["none"] == (None, None)
-    again = succeeded(run(RECIPES / "deadzone-guided.yaml", tmp_path, *arms))
+    again = succeeded(run(RECIPES / "deadzone-guided.yaml", record.parent, "experiment.seeds=1"))
     assert again["analysis"] == done["analysis"], "nothing is calibrated or diagnosed twice"
 
 
@@ -205,9 +215,8 @@ def test_a_trial_whose_fault_never_acted_fails_closed(recipe, tmp_path):
     assert status == "error" and outcome["complaints"] and "results" not in outcome
 
 
-def test_robustness_has_accuracy_loss_and_recovery_under_unseen_faults(tmp_path):
-    arms = ["--arms", "clean_training,noisy_training", "experiment.seeds=1"]
-    done = succeeded(run(RECIPES / "robustness.yaml", tmp_path, *arms))
+def test_robustness_has_accuracy_loss_and_recovery_under_unseen_faults(every_recipe):
+    done = succeeded(every_recipe["robustness"].result())
     row = next(row for row in done["analysis"]["arms"] if row["arm"] == "noisy_training")
     assert set(row["under"]) == {"noise_5", "noise_10", "unseen_gain", "unseen_truncation"}
     assert all(set(one) >= {"accuracy", "degradation", "recovery"} for one in row["under"].values())

@@ -213,15 +213,16 @@ std::vector<std::string> scale_overrides(const Node& recipe, const std::string& 
   const bool sft = train != nullptr && train->find("sft") != nullptr;
   if (scale == "tiny") {
     changes = {"++task={name: arithmetic, difficulty: 1, train: 32, test: 8}",
-               "++train.steps=3",
+               "++train.steps=2",
                "++train.prompts=2",
                "++train.n=2",
                "++train.micro_batch=4",
                "++train.lr=1.0e-4",
-               "++train.max_new_tokens=6",
+               "++train.max_new_tokens=4",
                "++train.slots=4",
-               "++train.validation_problems=4",
-               "++train.checkpoint_every=2",
+               "++train.validation_problems=2",
+               "++train.validation_draws=1",
+               "++train.checkpoint_every=1",
                "++experiment.seeds=2",
                "++experiment.pilot=2"};
     if (sft) changes.insert(changes.end(), {"++train.sft={steps: 2, prompts: 4, lr: 1.0e-3}"});

@@ -36,9 +36,9 @@ Dtype dtype_of(const Json& counts, const std::string& rule) {
 }
 
 Json counts_of(const std::vector<Plan::Evidence>& evidence) {
-  std::map<std::pair<std::string, Phase>, Json> sums;
+  std::map<std::pair<std::string, std::string>, Json> sums;  // by rule and phase, the order of join_evidence
   for (const auto& [row, numbers] : evidence) {
-    Json& sum = sums[{row->rule->rule.name, row->phase}];
+    Json& sum = sums[{row->rule->rule.name, std::string(phase_name(row->phase))}];
     if (sum.is_null()) {
       sum = {{"rule", row->rule->rule.name},
              {"phase", std::string(phase_name(row->phase))},
