@@ -48,6 +48,7 @@ void add_run(CLI::App& app, const Globals& globals, Run& run);
 void add_train(CLI::App& app, const Globals& globals, Run& run);
 void add_report(CLI::App& app, const Globals& globals, Run& run);
 void add_schema(CLI::App& app, const Globals& globals, Run& run);
+void add_convert(CLI::App& app, const Globals& globals, Run& run);
 void add_convert_model(CLI::App& app, const Globals& globals, Run& run);
 void add_race(CLI::App& app, const Globals& globals, Run& run);
 void add_triage(CLI::App& app, const Globals& globals, Run& run);

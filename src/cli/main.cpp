@@ -19,7 +19,6 @@ extern "C" void wait_passively() { ::setenv("OMP_WAIT_POLICY", "PASSIVE", /*over
 __attribute__((section(".preinit_array"), used)) void (*const wait_passively_first)() = wait_passively;
 
 namespace faultline::cli {
-void add_convert(CLI::App& app, const Globals& globals, Run& run);
 namespace {
 
 constexpr const char* kIntroduction =
