@@ -53,6 +53,8 @@ std::tuple<at::Tensor, double, double, double> op_norm_noise(const at::Tensor& c
   return translated([&]() -> std::tuple<at::Tensor, double, double, double> {
     const Aqn& aqn = aqn_of(recipe);
     if (!aqn.spec) throw UsageError("the recipe has no section aqn");
+    if (aqn.spec->sites != AqnSites::kNormWeight)
+      throw UsageError("aqn.sites: inside another engine the noise goes onto norm weights; leave sites out");
     const int64_t layer = layer_of_path(path);
     const double sigma = strength_at(aqn.spec->schedule, step, total_steps);
     if (sigma == 0 || !means_layer(*aqn.spec, layer)) return {clean.clone(), sigma, 0.0, 0.0};
