@@ -75,10 +75,6 @@ class Records:
         done([0, 1, 2], "triage", "run", "--quiet", "--recipe", ROOT / "recipes/race-smoke.yaml", "--out", out, "trials=2", "steps=4")
         return out
 
-    def demo(self, out):
-        done([0, 1], "demo", "--model", self.model, "--quick", "--quiet", "--output", out)
-        return next(out.iterdir())
-
 
 # kind -> what its page must say, charts it must have
 PAGES = {
@@ -90,7 +86,6 @@ PAGES = {
     "campaign": (["No false accusation in", "planted kind (rows)", "Pools with intervals", "Method self"], 4),
     "race": (["all_gather", "Corruptions by rank and layer", "fail ("], 1),
     "triage": (["Failure rate of each cell", "Every trial", "no-drill"], 2),
-    "demo": (["A fault is planted", "Who is to blame?", "Was it the network?", "What runs where", "Asked:"], 4),
 }
 
 
@@ -148,13 +143,6 @@ def test_several_kinds_stand_side_by_side(records, tmp_path):
     assert [run["kind"] for run in answer["runs"]] == ["eval", "train", "diagnose", "race"]
     html = (tmp_path / "all.html").read_text(encoding="utf-8")
     assert "4 runs side by side" in html and all(run["verdict"].split(":")[0] in html for run in answer["runs"])
-
-
-def test_the_demo_leaves_parts_that_have_pages_of_their_own(records, tmp_path):
-    demo = records.get("demo")
-    for part, kind in (("verdict.json", "diagnose"), ("healthy.json", "diagnose"), ("race.json", "race")):
-        answer = json.loads(ok("report", demo / part, "-o", tmp_path / "part.html", "--json"))
-        assert answer["runs"][0]["kind"] == kind
 
 
 def test_ten_thousand_trials_make_no_longer_page(records, tmp_path, chromium):

@@ -102,11 +102,11 @@ EvaluationSpec evaluation_of(const Stage& stage) {
   EvaluationSpec spec;
   spec.task.arithmetic = {stage.seed, 1};
   spec.task.shots = 2;
-  spec.limit = stage.quick ? 32 : 64;
+  spec.limit = stage.quick ? 16 : 48;
   spec.generation.max_new_tokens = 48;
   spec.generation.slots = 32;
   spec.generation.seed = stage.seed;
-  spec.text = write_text(stage, stage.quick ? 12 : 24);
+  spec.text = write_text(stage, stage.quick ? 8 : 16);
   spec.window = kWindow;
   return spec;
 }
