@@ -1,14 +1,11 @@
 #include "experiment/training_census.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <tuple>
 
-#include "tap/operators.h"
 #include "train/step.h"
 
 namespace faultline {
@@ -46,22 +43,8 @@ Census combined(int64_t a, const Census& first, int64_t b, const Census& second)
   return census;
 }
 
-// Note [Several results]: a rule acts on every tensor that an operator writes, and the ledger counts each. Backward
-// operators write several: that of a norm the gradients of its input and of its weight.
-int64_t results_written(const std::string& name) {
-  const std::size_t dot = name.find('.');
-  const auto known = c10::Dispatcher::singleton().findSchema(
-      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
-  if (!known) return 1;
-  const Results results = results_of(known->schema());
-  return std::max<int64_t>(1, std::ssize(results.written.empty() ? results.returned : results.written));
-}
-
 void append(Censuses& all, ForwardKind kind, const Census& census) {
-  for (CensusEntry entry : census) {
-    if (entry.phase == Phase::kActorBackward) entry.calls *= results_written(entry.name);
-    all[kind].push_back(std::move(entry));
-  }
+  all[kind].insert(all[kind].end(), census.begin(), census.end());
 }
 
 // Note [Body and head]: a step with one piece of the head runs body + head, one with two body + 2 heads; so each of
