@@ -142,12 +142,10 @@ ExitCode demo(const Options& options, const Globals& globals) {
 }  // namespace
 
 void add_demo(CLI::App& app, const Globals& globals, Run& run) {
-  CLI::App* command =
-      app.add_subcommand("demo", "the whole lab in a few minutes: plant a fault, see it, find it, harden, report");
+  CLI::App* command = app.add_subcommand("demo", "the whole lab: plant a fault, see it, find it, harden, report");
   auto options = std::make_shared<Options>();
   add_model_options(*command, *options);
-  command->add_flag("--quick", options->quick, "leave out the hardening run: under a minute on two cores")
-      ->group("Demo");
+  command->add_flag("--quick", options->quick, "leave out the hardening run")->group("Demo");
   command->add_option("--output,--out", options->output, "the run directory goes below this folder")
       ->group("Demo")
       ->type_name("DIR")

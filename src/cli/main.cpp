@@ -25,7 +25,7 @@ constexpr const char* kIntroduction =
     "faultline plants numerical faults in tensors and models, counts the evidence that they\n"
     "happened, and finds them again.\n\n"
     "Start here:\n"
-    "  faultline demo --quick                                the whole lab in a minute, with a page at the end\n"
+    "  faultline demo --quick                                the whole lab in short, with a page at the end\n"
     "  faultline generate \"Why is the sky blue?\"             a language model; --fault breaks it\n\n"
     "Your question:\n"
     "  faultline eval --fault '…' --strengths 0.05,0.1       does my model survive it?   docs/tutorials/fp4.md\n"
