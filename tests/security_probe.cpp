@@ -1,5 +1,5 @@
-// An interposed library (LD_PRELOAD) that writes down what a process opens to the world: each bind with its address, and
-// the environment of the trials and ranks that it starts. FAULTLINE_PROBE_LOG is the file.
+// An interposed library (LD_PRELOAD) that writes down what a process opens to the world: each bind with its address,
+// and the environment of the trials and ranks that it starts. FAULTLINE_PROBE_LOG is the file.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -46,5 +46,5 @@ extern "C" int bind(int socket, const struct sockaddr* address, socklen_t size) 
     inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof text);
   note("bind", text);
   return reinterpret_cast<int (*)(int, const struct sockaddr*, socklen_t)>(dlsym(RTLD_NEXT, "bind"))(socket, address,
-                                                                                                    size);
+                                                                                                     size);
 }
