@@ -52,10 +52,23 @@ Projected project(const Attention& attention, const at::Tensor& x, const Sight& 
           normed(query, key, attention.kv_heads, attention.key_norm), qkv.narrow(1, query + key, key)};
 }
 
+// Note [Attention on Arm]: there torch's attention for bf16 multiplies element by element (oneDNN's reference), several
+// times slower than the same in fp32. So it runs in fp32, and its result is rounded once.
+bool attends_in_fp32(const at::Tensor& states) {
+#if defined(__aarch64__)
+  return states.is_cpu() && states.scalar_type() == at::kBFloat16;
+#else
+  (void)states;
+  return false;
+#endif
+}
+
 // Whole rows: causal attention within each.
 at::Tensor attend_rows(const Attention& attention, const Projected& projected, int64_t rows) {
+  const at::ScalarType type = projected.query.scalar_type();
+  const at::ScalarType inside = attends_in_fp32(projected.query) ? at::kFloat : type;
   const auto by_head = [&](const at::Tensor& states, int64_t heads) {
-    return states.reshape({rows, -1, heads, attention.head_size}).transpose(1, 2);
+    return states.reshape({rows, -1, heads, attention.head_size}).transpose(1, 2).to(inside);
   };
   const int64_t group = attention.heads / attention.kv_heads;
   const auto shared = [&](const at::Tensor& states) {  // each key/value head serves a group of query heads
@@ -65,7 +78,7 @@ at::Tensor attend_rows(const Attention& attention, const Projected& projected, i
   const at::Tensor mixed =
       at::scaled_dot_product_attention(by_head(projected.query, attention.heads), shared(projected.key),
                                        shared(projected.value), {}, 0.0, /*is_causal=*/true);
-  return mixed.transpose(1, 2).reshape({-1, attention.heads * attention.head_size});
+  return mixed.transpose(1, 2).reshape({-1, attention.heads * attention.head_size}).to(type);
 }
 
 }  // namespace
