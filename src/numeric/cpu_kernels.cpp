@@ -5,8 +5,8 @@
 namespace faultline::cpu {
 
 const Kernels& kernels() {
+  [[maybe_unused]] const InstructionSet level = instruction_set();  // refuses a wish that cannot be met
 #if defined(__x86_64__)
-  const InstructionSet level = instruction_set();
   if (level >= InstructionSet::kAvx512) return avx512::kKernels;
   if (level == InstructionSet::kAvx2) return avx2::kKernels;
 #endif
