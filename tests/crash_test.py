@@ -145,7 +145,7 @@ class Campaign:
 
     def content(self, out):
         rows = self.check(out)
-        assert len(rows) == 12
+        assert len(rows) == 13
         return rows
 
 
