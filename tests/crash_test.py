@@ -26,7 +26,7 @@ launch = functools.partial(program.launch, timeout=600)  # a busy machine may be
 COMMANDS = 5
 KILLS = -(-int(os.environ.get("FAULTLINE_KILLS", "15")) // COMMANDS)  # of each
 SEED = int(os.environ.get("FAULTLINE_CRASH_SEED", "1"))
-TIMES = {"times", "seconds", "step_seconds", "slow", "started", "finished", "crc", "seal", "created", "timing_s/step"}
+TIMES = {"times", "seconds", "step_seconds", "slow", "started", "finished", "crc", "seal", "created", "timing_s/step", "overhead", "run"}
 
 
 @pytest.fixture(scope="module")
