@@ -264,5 +264,7 @@ def test_what_cannot_be_an_experiment_is_refused(recipe, tmp_path, arguments, se
 
 
 def test_options_of_experiments_are_refused_elsewhere(tmp_path):
-    result = launch("run", ROOT / "recipes/example.yaml", "--jobs", "2")
+    result = launch("run", ROOT / "recipes/example.yaml", "--arms", "e5")
     assert result.returncode == 64 and "no section experiment" in result.stderr
+    result = launch("run", ROOT / "recipes/example.yaml", "--jobs", "2")
+    assert result.returncode == 64 and "belong to experiments and campaigns" in result.stderr

@@ -3,6 +3,8 @@ than 10^6 fp32 values each (format_references.inputs). Where torchao and the for
 of the named rules below: docs/formats.md lists them with our choice, and the tests count them exactly. Every difference
 outside these rules is a failure."""
 
+import platform
+
 import numpy as np
 import pytest
 import torch
@@ -78,13 +80,15 @@ for element in ("e4m3", "e5m2"):
             rules=lambda x, e=element, g=granularity: fp8_rules(x, e, g),
         )
 
-# Elements in which torchao differs from us, by rule, over all inputs of a format. docs/formats.md repeats this table.
+# Elements in which torchao differs from us, by rule, over all inputs of a format. docs/formats.md repeats this table. Where
+# torchao's scale overflows it turns NaN into an integer, which processors do differently: on 64-bit Arm 367 of them agree.
+OVERFLOWS_THAT_AGREE = 367 if platform.machine() == "aarch64" else 0
 EXPECTED = {
     "mxfp4": {"mx smallest scale": 98048},
     "mxfp8_e4m3": {"mx smallest scale": 252422},
     "mxfp8_e5m2": {"mx smallest scale": 418634},
-    "nvfp4 normal": {"nvfp4 tiny tensor": 265242, "nvfp4 zero tensor": 131072},
-    "nvfp4 subnormal": {"nvfp4 tiny tensor": 265247, "nvfp4 subnormal block scale": 12285, "nvfp4 zero tensor": 131072},
+    "nvfp4 normal": {"nvfp4 tiny tensor": 265242 - OVERFLOWS_THAT_AGREE, "nvfp4 zero tensor": 131072},
+    "nvfp4 subnormal": {"nvfp4 tiny tensor": 265247 - OVERFLOWS_THAT_AGREE, "nvfp4 subnormal block scale": 12285, "nvfp4 zero tensor": 131072},
     **{f"fp8_{e} {g}": {"fp8 zero unit": 131072, "fp8 vanishing scale": 367} for e in ("e4m3", "e5m2") for g in ("tensor", "row", "tile")},
     "fp8 bf16 scale": 29571,
     "mx infinity": 9472,

@@ -125,6 +125,9 @@ std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan
     for (const auto& [phase, forwards] : evidence["forwards"].items()) {  // lesson 8: it ran, but elsewhere
       const auto known = phase_by_name(phase);
       if (!known || !rule->phases.test(static_cast<std::size_t>(*known))) continue;
+      const Selector& where = *rule->rule.where;  // a named tensor is faulted where it is made, in the forward
+      if (*known == Phase::kActorBackward && where.operator_pattern.empty() && where.surface != Surface::kGradient)
+        continue;
       const bool counted = std::any_of(counts.begin(), counts.end(), [&, &phase = phase](const Json& row) {
         return row["rule"] == name && row["phase"] == phase && row["calls"].get<int64_t>() > 0;
       });
