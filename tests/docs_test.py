@@ -70,7 +70,7 @@ def test_a_command_that_is_not_replayed_has_arguments_that_parse(text):
     words = words[:end]
     # The prose after a command stands two blanks away.
     plain = shlex.split(re.split(r"\s{2,}", text)[0], comments=True)
-    accepted = [run(*arguments, "--parse-only").returncode == 0 for arguments in ([words] if words == plain else [words, plain])]
+    accepted = [run("--parse-only", *arguments).returncode == 0 for arguments in ([words] if words == plain else [words, plain])]
     assert any(accepted), text
 
 

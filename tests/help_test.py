@@ -59,7 +59,7 @@ def test_a_command_says_its_purpose_and_two_real_examples(command):
 
 def test_every_example_parses(command):
     for words in examples(ok(*command, "--help")):
-        done = run(*words, "--parse-only")
+        done = run("--parse-only", *words)
         assert done.returncode == 0 and done.stdout == "", (words, done.stderr)
 
 
