@@ -170,7 +170,7 @@ def test_inject_reads_the_device_row_and_counts_its_calls():
 def test_the_package_refuses_another_torch_with_a_sentence(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
     with pytest.raises(ImportError, match=r"built for torch 2\.11.*has torch 2\.10\.1"):
-        faultline._library._check_torch()
+        faultline._library._check_torch(faultline.library_path())
 
 
 def test_the_package_says_where_it_looked_for_the_library(monkeypatch):

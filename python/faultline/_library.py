@@ -9,7 +9,6 @@ import pathlib
 import torch
 
 
-
 def library_path() -> pathlib.Path:
     """The library that is loaded: FAULTLINE_LIBRARY, or the one pip installed, the bundle's, the build folder's."""
     wish = os.environ.get("FAULTLINE_LIBRARY")
