@@ -46,7 +46,7 @@ def test_json_holds_the_evidence_of_every_rank():
 
 def test_help_names_every_key_with_default_and_range():
     text = ok("race", "--help")
-    for part in ["What runs:", "Results:", "The tool itself:", "1 to 256", "timeout_seconds (60", "fsdp_shard_size (100000)", "dtype (bf16)", "inject ([])"]:
+    for part in ["Run:", "Output:", "1 to 256", "timeout_seconds (60", "fsdp_shard_size (100000)", "dtype (bf16)", "inject ([])"]:
         assert part in text, part
     documented = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in (ROOT / "docs/race.md").read_text(encoding="utf-8").split("## Configuration")[1].split("`inject`:")[0].splitlines() if line.startswith("| `"))))
     assert documented == set(re.findall(r"^  (\w+) \(", text.split("Keys of the configuration")[1].split("Examples:")[0], re.M))
