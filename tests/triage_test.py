@@ -212,8 +212,8 @@ def test_damaged_copies_are_made_again_and_a_damaged_record_is_refused(tmp_path)
 
 def test_help_groups_options_with_their_ranges():
     text = ok("triage", "bisect", "--help")
-    assert "Statistics:" in text and "1e-6 to 0.5" in text and "1 to 100000" in text
-    assert "What runs:" in ok("triage", "run", "--help")
+    assert "Search:" in text and "1e-6 to 0.5" in text and "1 to 100000" in text
+    assert "Run:" in ok("triage", "run", "--help")
 
 
 def test_bisect_finds_the_mitigation(tmp_path):
