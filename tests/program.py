@@ -32,7 +32,7 @@ def run(*arguments, env=None, **options):
     return launch(*arguments, env=env, **options)
 
 
-def launch(*arguments, env=None, timeout=60, **options):
+def launch(*arguments, env=None, timeout=600, **options):
     environment = {**os.environ, "NO_COLOR": "1", **(env or {})}
     return subprocess.run(
         [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT, **options
