@@ -67,7 +67,7 @@ def torchrun(tmp_path, text, *tap, port):
 
 def compare(folder):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    return subprocess.run([sys.executable, "-m", "faultline.collectives", "--compare", str(folder)], capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run([sys.executable, "-m", "faultline.collectives", "--compare", str(folder)], capture_output=True, text=True, env=environment, timeout=600)
 
 
 @pytest.mark.parametrize(("text", "operations", "port"), [(DDP, {"broadcast", "all_reduce"}, 29631), (FSDP, {"all_gather", "reduce_scatter"}, 29641)], ids=["ddp", "fsdp2"])
@@ -104,5 +104,5 @@ def test_a_script_without_a_process_group_is_not_called_tapped(tmp_path):
 def test_a_tap_that_comes_too_late_says_so(tmp_path):
     text = "import torch.distributed as d; d.init_process_group('gloo', rank=0, world_size=1, store=d.HashStore()); import faultline.collectives as c; c.install('x')"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600)
     assert done.returncode != 0 and "must be on before init_process_group" in done.stderr

@@ -169,7 +169,7 @@ def test_a_rank_killed_or_stopped_from_outside_is_named_in_time(how):
         victim = rank_processes(process.pid)[1]
         os.kill(victim, how)
         start = time.monotonic()
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=300)
         took = time.monotonic() - start
     result = json.loads(output)
     assert took < 3 + 5, took

@@ -52,6 +52,8 @@ FORBIDDEN = [
     ("python/**/*.py", re.compile(r"os\.system|os\.popen|shell\s*=\s*True|pickle\.load|torch\.load|(?<![\w.])eval\(|(?<![\w.])exec\(|yaml\.load\(")),
 ]
 PLANTED = {"src/**/*.cpp": ['std::system("ls");', 'FILE* f = popen(command, "r");', 'execl("/bin/sh", "sh", "-c", x, nullptr);'], "python/**/*.py": ["os.system(x)", "run(x, shell=True)", "torch.load(f)", "eval(text)"]}
+# The Python that the user's PATH or PYTHON names, for --executor ray; no recipe can name one.
+ALLOWED = {("src/triage/ray_executor.cpp", "execvp(")}
 STRINGS_AND_COMMENTS = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"')
 
 
@@ -65,8 +67,8 @@ def test_no_source_runs_a_shell_or_code_that_arrives_as_data(pattern, forbidden)
         text = path.read_text()
         if path.suffix == ".cpp":
             text = STRINGS_AND_COMMENTS.sub('""', text)
-        found = forbidden.search(text)
-        assert not found, f"{path}: {found.group()}"
+        for found in forbidden.finditer(text):
+            assert (path.relative_to(ROOT).as_posix(), found.group()) in ALLOWED, f"{path}: {found.group()}"
 
 
 def test_a_name_is_never_a_command(model, tmp_path):
