@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "cli/demo.h"
+#include "cli/evaluation_output.h"
 #include "cli/output.h"
 #include "diagnose/examination.h"
 #include "lab/evaluation.h"
@@ -109,21 +110,6 @@ EvaluationSpec evaluation_of(const Stage& stage) {
   spec.text = write_text(stage, stage.quick ? 8 : 16);
   spec.window = kWindow;
   return spec;
-}
-
-Json answer_events(const std::vector<EvaluationRow>& rows) {
-  Json events = Json::array();
-  for (const EvaluationRow& row : rows)
-    for (const Answer& answer : row.answers)
-      events.push_back({{"kind", "answer"},
-                        {"row", row.label},
-                        {"id", answer.id},
-                        {"text", answer.text},
-                        {"extracted", answer.extracted},
-                        {"reward", answer.reward},
-                        {"tokens", answer.tokens},
-                        {"ended", answer.ended}});
-  return events;
 }
 
 std::string accuracy_text(const Json& task) {

@@ -78,17 +78,7 @@ std::string write_record(const EvaluationRecord& record, const Json& rows, const
   for (const Json& row : rows) manifest.plan.push_back(as_record(row["rules"]));
   RunDirectory directory = RunDirectory::create(record.out, manifest);
   write_provenance(directory.path(), globals, &loaded);
-  for (const EvaluationRow& row : measured) {
-    for (const Answer& answer : row.answers)
-      directory.events().append({{"kind", "answer"},
-                                 {"row", row.label},
-                                 {"id", answer.id},
-                                 {"text", answer.text},
-                                 {"extracted", answer.extracted},
-                                 {"reward", answer.reward},
-                                 {"tokens", answer.tokens},
-                                 {"ended", answer.ended}});
-  }
+  for (const faultline::Json& event : answer_events(measured)) directory.events().append(event);
   directory.events().flush_step();
   Summary summary;
   summary.results = {{"kind", "eval"}, {"rows", as_record(rows)}};
@@ -97,6 +87,21 @@ std::string write_record(const EvaluationRecord& record, const Json& rows, const
 }
 
 }  // namespace
+
+faultline::Json answer_events(const std::vector<EvaluationRow>& rows) {
+  auto events = faultline::Json::array();
+  for (const EvaluationRow& row : rows)
+    for (const Answer& answer : row.answers)
+      events.push_back({{"kind", "answer"},
+                        {"row", row.label},
+                        {"id", answer.id},
+                        {"text", answer.text},
+                        {"extracted", answer.extracted},
+                        {"reward", answer.reward},
+                        {"tokens", answer.tokens},
+                        {"ended", answer.ended}});
+  return events;
+}
 
 ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases,
                       const EvaluationRecord& record, const Globals& globals) {

@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "lab/evaluation.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 
@@ -17,5 +18,8 @@ struct EvaluationRecord {
 
 ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases,
                       const EvaluationRecord& record, const Globals& globals);
+
+// Each answer of each row as it is kept in a record: an array of events.
+faultline::Json answer_events(const std::vector<EvaluationRow>& rows);
 
 }  // namespace faultline::cli
