@@ -4,6 +4,7 @@ step with hooks alone, with the plan disarmed, and with the published way (Pytho
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import statistics
@@ -56,9 +57,10 @@ def published_way(strength=0.05):
 
 
 def median_ms(step, device, repeats):
-    for _ in range(3):
-        step()
+    step()
     times = []
+    gc.collect()
+    gc.disable()  # a collection inside a step is none of the plan's cost
     for _ in range(repeats):
         if device == "cuda":
             torch.cuda.synchronize()
@@ -67,6 +69,7 @@ def median_ms(step, device, repeats):
         if device == "cuda":
             torch.cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3)
+    gc.enable()
     return statistics.median(times)
 
 
@@ -88,11 +91,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3, help="steps of a block; the median of them is a block's time")
+    parser.add_argument("--rounds", type=int, default=11, help="pairs of blocks, with and without, in turn")
+    parser.add_argument("--no-peer", action="store_true", help="leave out the published way and the compiled forward")
     options = parser.parse_args()
     cuda = options.device == "cuda"
     size, batch, tokens = ("1.5b", 8, 512) if cuda else ("small", 4, 256)
-    repeats = options.repeats or (8 if cuda else 3)
+    repeats = options.repeats
     model = qwen2(size, options.device)
     ids = torch.randint(0, 8000, (batch, tokens), device=options.device)
     name = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
@@ -102,14 +107,16 @@ def main():
         model.zero_grad(set_to_none=True)
         model(input_ids=ids, labels=ids).loss.backward()
 
-    # Clocks drift by several per cent: every variant is measured right beside the step without a plan, in turn, and the
-    # median of the ratios counts.
-    def beside(label, variant, rounds=5):
+    # Clocks drift by several per cent: every variant is measured right beside the step without a plan, each first in
+    # every second pair, and the median of the ratios counts.
+    def beside(label, variant, rounds=options.rounds):
         ratios, times = [], []
-        for _ in range(rounds):
-            base = median_ms(step, options.device, repeats)
+        step()
+        for turn in range(rounds):
+            base = median_ms(step, options.device, repeats) if turn % 2 == 0 else None
             with variant():
                 times.append(median_ms(step, options.device, repeats))
+            base = base or median_ms(step, options.device, repeats)
             ratios.append(times[-1] / base)
         row = {"name": label, "ms": round(statistics.median(times), 3), "over_no_plan": round(statistics.median(ratios) - 1, 4), "spread": [round(min(ratios) - 1, 4), round(max(ratios) - 1, 4)]}
         rows.append(row)
@@ -130,9 +137,10 @@ def main():
     beside("the same without module hooks", lambda: armed(NOISE))
     beside("a rule on another operator (embedding)", lambda: armed(EMBEDDING))
     beside("disarmed, matmul kernels still wrapped", contextlib.nullcontext)
-    beside("published way (Python patches)", published_way, rounds=2)
+    if not options.no_peer:
+        beside("published way (Python patches)", published_way, rounds=2)
     torch.ops.faultline.unwrap()
-    if cuda:
+    if cuda and not options.no_peer:
         compiled(model, ids, rows)
     if options.json:
         with open(options.json, "w") as file:

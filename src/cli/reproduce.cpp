@@ -101,7 +101,7 @@ std::vector<std::string> what_changed(const report::LoadedRecord& record) {
   const std::string file = path.get<std::string>();
   std::error_code ignored;
   if (!fs::exists(file, ignored)) throw UsageError(fmt::format("the record's model is not here: {}", file));
-  if (const std::string found = model_files_fingerprint(file); found != fingerprint)
+  if (const std::string found = model_files_fingerprint(file); found != fingerprint.get<std::string>())
     changed.push_back(fmt::format("{}: the model has changed: its files' fingerprint was {}, is {}", file,
                                   fingerprint.get<std::string>(), found));
   return changed;

@@ -77,7 +77,7 @@ TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
   unproven.status = TrialStatus::kError;
   folder.add(unproven);
   const Json analysis = analyse(spec_of({"control", "arm"}, {{"c", "arm", "control"}}), folder.directory.path());
-  const Json& row = row_of(analysis, "arm");
+  const Json row = row_of(analysis, "arm");
   EXPECT_EQ(analysis["contrasts"][0]["pairs"], 2);
   EXPECT_EQ(row["died"], 1);
   EXPECT_EQ(row["evidence_missing"], 1);

@@ -36,7 +36,7 @@ void check_end_token(const JsonField& field, int64_t id, TokenizerSpec& spec) {
 }
 
 void read_eos_token(const JsonField& field, TokenizerSpec& spec) {
-  const std::string& content = field.value().is_object() ? field.at("content").text() : field.text();
+  const std::string content = field.value().is_object() ? field.at("content").text() : field.text();
   const auto found = std::find_if(spec.added.begin(), spec.added.end(),
                                   [&](const AddedToken& token) { return token.content == content; });
   if (found != spec.added.end()) {

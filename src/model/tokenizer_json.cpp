@@ -33,7 +33,7 @@ WordStep read_split(const JsonField& field) {
     field.at("behavior")
         .refuse(fmt::format("{} is not supported; wanted 'Isolated'", describe_text(field.at("behavior").text())));
   if (field.at("invert").boolean()) field.at("invert").refuse("an inverted pattern is not supported");
-  const std::string& regex = pattern.at("Regex").text();
+  const std::string regex = pattern.at("Regex").text();
   return {.pattern = recognise_pattern(regex), .regex = regex};
 }
 
@@ -88,7 +88,7 @@ void read_model(const JsonField& field, TokenizerSpec& spec, VocabularyBuilder& 
       builder.add_merge(merges.path(), merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>());
       continue;
     }
-    const std::string& text = merges.at(i).text();
+    const std::string text = merges.at(i).text();
     const size_t space = text.find(' ');
     if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos)
       merges.at(i).refuse(fmt::format("wanted two tokens and a space between, found {}", describe_text(text)));
