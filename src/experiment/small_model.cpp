@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "model/causal_lm.h"
+#include "model/tokenizer_export.h"
 #include "record/atomic_file.h"
 #include "record/json_text.h"
 #include "train/export.h"
@@ -52,25 +53,12 @@ Json tokenizer_json() {
   int64_t id = kSpecialTokens;
   for (const std::string& letter : byte_alphabet()) vocabulary[letter] = id++;
   const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", added},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", bytes},
-          {"post_processor", nullptr},
-          {"decoder", bytes},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"ignore_merges", false},
-            {"vocab", vocabulary},
-            {"merges", Json::array()}}}};
+  return byte_level_bpe_json({.added_tokens = added,
+                              .normalizer = nullptr,
+                              .pre_tokenizer = bytes,
+                              .decoder = bytes,
+                              .vocabulary = vocabulary,
+                              .merges = Json::array()});
 }
 
 ModelConfig small_config() {

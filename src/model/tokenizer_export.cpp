@@ -85,6 +85,28 @@ Json added_tokens(const GgufFile& file) {
 
 }  // namespace
 
+Json byte_level_bpe_json(TokenizerParts parts) {
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", std::move(parts.added_tokens)},
+          {"normalizer", std::move(parts.normalizer)},
+          {"pre_tokenizer", std::move(parts.pre_tokenizer)},
+          {"post_processor", nullptr},
+          {"decoder", std::move(parts.decoder)},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", false},
+            {"vocab", std::move(parts.vocabulary)},
+            {"merges", std::move(parts.merges)}}}};
+}
+
 Json tokenizer_json(const GgufFile& file) {
   const std::string& model = file.text("tokenizer.ggml.model");
   if (model != "gpt2") refuse(file, "tokenizer.ggml.model", fmt::format("'{}' is not supported, only gpt2", model));
@@ -96,25 +118,12 @@ Json tokenizer_json(const GgufFile& file) {
     }
   }
   const bool qwen = file.text("tokenizer.ggml.pre") == "qwen2";
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", added_tokens(file)},
-          {"normalizer", qwen ? Json{{"type", "NFC"}} : Json()},
-          {"pre_tokenizer", pre_tokenizer(file)},
-          {"post_processor", nullptr},
-          {"decoder", byte_level(true)},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"ignore_merges", false},
-            {"vocab", std::move(vocabulary)},
-            {"merges", merges(file)}}}};
+  return byte_level_bpe_json({.added_tokens = added_tokens(file),
+                              .normalizer = qwen ? Json{{"type", "NFC"}} : Json(),
+                              .pre_tokenizer = pre_tokenizer(file),
+                              .decoder = byte_level(true),
+                              .vocabulary = std::move(vocabulary),
+                              .merges = merges(file)});
 }
 
 Json tokenizer_config_json(const GgufFile& file) {

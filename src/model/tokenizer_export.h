@@ -8,6 +8,12 @@
 
 namespace faultline {
 
+// What differs between the tokenizer.json files that we write.
+struct TokenizerParts {
+  Json added_tokens, normalizer, pre_tokenizer, decoder, vocabulary, merges;
+};
+Json byte_level_bpe_json(TokenizerParts parts);
+
 // UsageError naming file and key.
 Json tokenizer_json(const GgufFile& file);
 Json tokenizer_config_json(const GgufFile& file);
