@@ -131,6 +131,40 @@ def test_an_experiment_that_is_stopped_and_split_equals_one_that_is_not(recipe, 
     assert stopped["left"] == 3, "one trial begins, and after it none"
 
 
+def test_a_merge_into_nothing_brings_design_calibration_and_verdict(every_recipe, tmp_path):
+    done = succeeded(every_recipe["deadzone-guided"].result())
+    model = json.loads((pathlib.Path(done["record"]) / "experiment.json").read_text())["recipe"]["model"]
+    merged = succeeded(run(RECIPES / "deadzone-guided.yaml", tmp_path, "experiment.seeds=1", f"model={model}", "--merge", done["record"]))
+    assert merged["merged"] == 7 and merged["left"] == 0
+    for name in ("design.json", "calibration.json", "verdict.json"):
+        assert (pathlib.Path(merged["record"]) / name).read_bytes() == (pathlib.Path(done["record"]) / name).read_bytes()
+    assert merged["analysis"]["contrasts"] == done["analysis"]["contrasts"]
+
+
+def test_the_arms_of_a_seed_start_from_the_same_weights(recipe, tmp_path):
+    record = succeeded(run(recipe, tmp_path, "++train.sft={steps: 2, prompts: 4, lr: 1.0e-3}", "--jobs", "2"))["record"]
+    starts = {key: outcome["curves"]["start_weights"] for key, (_, outcome, _) in trials(record).items()}
+    for seed in (0, 1):
+        assert starts["clean", seed] == starts["noisy", seed]
+    assert starts["clean", 0] != starts["clean", 1]
+    assert not (pathlib.Path(record) / "starts").exists(), "when no trial is left, nothing needs them"
+    events = next((pathlib.Path(record) / "trials" / "noisy-0").glob("*/events.jsonl")).read_text().splitlines()
+    kinds = [(event["kind"], event.get("stage"), event["step"]) for event in map(json.loads, events)]
+    assert kinds == [("start", None, 2), ("step", "grpo", 3), ("step", "grpo", 4)], "supervised steps are not made again"
+
+
+def test_scale_short_makes_fewer_and_smaller_steps_of_the_same_arms(every_recipe, tmp_path):
+    record = succeeded(every_recipe["noisy-ops"].result())["record"]
+    model = json.loads((pathlib.Path(record) / "experiment.json").read_text())["recipe"]["model"]
+    command = ("run", RECIPES / "noisy-ops.yaml", f"model={model}", "--dry-run", "--json", "--quiet", "--out", tmp_path)
+    short, whole = (succeeded(launch(*command, "--scale", scale)) for scale in ("short", "default"))
+    size = lambda dry: {name: arm["train"]["steps"] * arm["train"]["prompts"] * arm["train"]["n"] for name, arm in dry["arms"].items()}
+    assert size(short) == dict.fromkeys(whole["arms"], 20 * 24 * 8) and size(whole) == dict.fromkeys(whole["arms"], 40 * 96 * 8)
+    assert short["trials"] == whole["trials"] == 72, "six arms, twelve seeds"
+    faults = lambda dry: {name: arm["faults"] for name, arm in dry["arms"].items()}
+    assert faults(short) == faults(whole)
+
+
 def test_trials_of_two_machines_are_merged_once_each(recipe, tmp_path):
     here = succeeded(run(recipe, tmp_path / "here", "--seeds", "0"))
     there = succeeded(run(recipe, tmp_path / "there", "--seeds", "1"))

@@ -147,6 +147,17 @@ void check_pilot(const ExperimentSpec& spec, const fs::path& folder) {
                                  folder.string()));
 }
 
+// What was found out and written down before the other machine's trials is what they belong to; a folder that has none
+// of it takes it over with them.
+void adopt(const fs::path& folder, const std::vector<std::string>& others) {
+  for (const std::string& other : others)
+    for (const char* name : {"design.json", "calibration.json", "verdict.json"}) {
+      if (!fs::exists(fs::path(other) / name) || fs::exists(folder / name)) continue;
+      fs::create_directories(folder);
+      fs::copy_file(fs::path(other) / name, folder / name);
+    }
+}
+
 }  // namespace
 
 std::vector<int64_t> parse_indices(const std::string& option, const std::string& text) {
@@ -167,9 +178,10 @@ void add_experiment_options(CLI::App& command, ExperimentOptions& options) {
     return command.add_option(name, value, text)->group("Experiment")->type_name(type);
   };
   offer(option("--scale", options.scale,
-               "tiny (seconds, a model of two layers), default, or paper (GSM8K; give model=)", "NAME")
+               "tiny (seconds, a model of two layers), short (20 small steps), default, or paper (GSM8K; give model=)",
+               "NAME")
             ->capture_default_str(),
-        {"tiny", "default", "paper"});
+        {"tiny", "short", "default", "paper"});
   option("--arms", options.arms, "only these, as in e5,e5a; default all", "LIST");
   option("--seeds", options.seeds, "only these seed numbers, as in 0-5,9; default all", "LIST");
   command.add_flag("--pilot", options.pilot, "run the pilot's seeds of the first contrast, then write down the design")
@@ -193,6 +205,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   if (options.pilot && !options.merge.empty()) throw UsageError("--merge takes trials, --pilot runs some; one of them");
   const std::string hash = json_hash({experiment_identity(recipe, given.dtype), model.model});
   const fs::path folder = out / fmt::format("{}-{}-{}", recipe_file.stem().string(), options.scale, hash.substr(0, 8));
+  adopt(folder, options.merge);
   Experiment experiment(recipe, given.dtype, folder);
   const CampaignPart part = part_of(options, experiment.spec());
   if (options.pilot) check_pilot(experiment.spec(), folder);

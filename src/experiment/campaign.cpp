@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "experiment/start.h"
 #include "record/clock.h"
 #include "record/document.h"
 #include "record/file_descriptor.h"
@@ -172,11 +173,12 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     const std::optional<FileDescriptor> mine = claim(folder);
     if (!mine || is_there(store, key)) continue;
     if (progress.on_trial) progress.on_trial(key);
-    start.restore(*loaded.model);
-    TrialRequest request{key, trial_recipe(key), "", folder, &spec_};
+    TrialRequest request{key, trial_recipe(key), "", folder, &spec_, {}};
     request.fingerprint = fingerprint_of(request.recipe);
     Trial trial;
     try {
+      request.start = shared_start(loaded, request.recipe, folder_);
+      start.restore(*loaded.model);
       trial = run_trial(loaded, request, {progress.on_event, progress.on_line});
     } catch (const UsageError& error) {
       throw UsageError(fmt::format("arm '{}', seed {}: {}", key.cell, key.index, error.what()));
@@ -188,6 +190,7 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     ++ran;
   }
   start.restore(*loaded.model);
+  if (pending({}).empty()) remove_starts(folder_);
   return ran;
 }
 

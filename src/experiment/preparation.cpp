@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "experiment/run_evidence.h"
-#include "experiment/training_run.h"
+#include "experiment/start.h"
 #include "experiment/trial.h"
 #include "record/atomic_file.h"
 #include "record/document.h"
@@ -22,8 +22,6 @@ namespace fs = std::filesystem;
 constexpr const char* kVerdict = "verdict.json";
 constexpr const char* kCalibration = "calibration.json";
 constexpr const char* kKind = "calibration";
-
-Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
 
 Node* calibrated_rule(Node& recipe, const std::string& name) {
   for (Node& rule : recipe.find("faults")->items())
@@ -39,23 +37,6 @@ Node with_value(const Node& recipe, const Calibration& calibration, double value
                                  calibration.parameter));
   what->set(calibration.parameter, value);
   return changed;
-}
-
-// The supervised steps that every trial of the first seed begins with.
-void train_start(LoadedModel& loaded, const Node& recipe, const fs::path& folder) {
-  TrainingSpec spec = read_training(recipe, {});
-  spec.aqn.reset();
-  std::vector<StageSpec>& stages = spec.train.spec.stages;
-  if (stages.front().algorithm != Algorithm::kSft) return;
-  stages.resize(1);
-  spec.train.spec.checkpoint_every = 0;
-  spec.train.validation_problems = 0;
-  Manifest manifest;
-  manifest.recipe_name = "start";
-  manifest.recipe = as_record(to_json(recipe));
-  manifest.host = host_description();
-  RunDirectory directory = RunDirectory::create(folder / "preparation", manifest);
-  TrainingRun(loaded, spec).run(directory, {});
 }
 
 class Measure {
@@ -191,7 +172,7 @@ Preparation prepare(LoadedModel& loaded, const Node& recipe, const ExperimentSpe
                     const Diagnose& diagnose, const std::function<void(const std::string&)>& line) {
   Node plain = recipe;
   plain.erase("experiment");
-  train_start(loaded, plain, folder);
+  if (const auto start = shared_start(loaded, plain, folder)) load_start(loaded, plain, *start);
   if (spec.calibration && !fs::exists(folder / kCalibration)) {
     Measure measure(loaded, plain, spec.calibration->problems);
     write_document(folder / kCalibration, kKind, calibrate(measure, plain, *spec.calibration, line));

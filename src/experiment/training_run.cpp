@@ -83,7 +83,7 @@ struct TrainingRun::State {
     });
   }
   double accuracy(std::span<const Problem> some) const;
-  Json validate(bool faulty);
+  Json validate(const TrainPosition& position, bool faulty);
   void check_noise();
   void line(const std::string& text) const {
     if (progress.on_line) progress.on_line(text);
@@ -167,11 +167,12 @@ double TrainingRun::State::accuracy(std::span<const Problem> some) const {
   return sum / static_cast<double>(some.size());
 }
 
-Json TrainingRun::State::validate(bool faulty) {
+Json TrainingRun::State::validate(const TrainPosition& position, bool faulty) {
   if (injection && faulty) arm();
   if (injection && !faulty) injection->disarm();
   double share = 0;  // every draw continues the numbers of the one before
-  const int64_t draws = faulty ? spec.train.validation_draws : 1;
+  const bool last = in_last_stage(position) && position.step + 1 == last_stage().steps;
+  const int64_t draws = faulty && last ? spec.train.validation_draws : 1;  // the last is what is reported
   for (int64_t draw = 0; draw < draws; ++draw) share += accuracy(validation) / static_cast<double>(draws);
   const std::string name = spec.task.name == "gsm8k" ? "openai/gsm8k" : spec.task.name;
   Json metrics = {{fmt::format("{}/{}/acc/mean@1", faulty ? "faultline/val-faulty" : "val-core", name), share},
@@ -280,7 +281,7 @@ TrainHooks TrainingRun::State::hooks() {
   };
   if (!validation.empty()) {
     all.validate = [this](const TrainPosition& position, bool faulty) {
-      Json metrics = validate(faulty);
+      Json metrics = validate(position, faulty);
       if (injection && in_last_stage(position)) arm();
       return metrics;
     };
@@ -354,6 +355,8 @@ Json TrainingRun::prediction() const {
 }
 
 Json TrainingRun::evidence() const { return state_->evidence(); }
+
+void TrainingRun::save_start(const std::filesystem::path& folder) { state_->trainer->save_start(folder); }
 
 TrainingOutcome TrainingRun::run(RunDirectory& directory, const TrainingProgress& progress) {
   State& state = *state_;

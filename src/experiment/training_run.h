@@ -46,7 +46,8 @@ class TrainingRun {
 
   Json prediction() const;  // memory, sequences, tokens, matched sites
   TrainingOutcome run(RunDirectory& directory, const TrainingProgress& progress);
-  Json evidence() const;  // so far; also of a run that died
+  Json evidence() const;                                 // so far; also of a run that died
+  void save_start(const std::filesystem::path& folder);  // after run(): the weights, for other runs to start from
 
  private:
   struct State;

@@ -24,7 +24,10 @@ Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dum
 Json curves_of(const fs::path& run) {
   Json curves = {{"reward", Json::array()}, {"loss", Json::array()}, {"seconds", Json::array()}};
   for (const Json& event : read_events(run / "events.jsonl")) {
-    if (event["kind"] == "start") curves["start"] = event["metrics"];
+    if (event["kind"] == "start") {
+      curves["start"] = event["metrics"];
+      if (event.contains("weights")) curves["start_weights"] = event["weights"];  // equal in all arms of a seed
+    }
     if (event["kind"] != "step") continue;
     if (event["stage"] != "grpo") {
       curves["start"] = event["metrics"];  // what GRPO began with: the last supervised step's validation
@@ -135,7 +138,8 @@ std::string weights_fingerprint(CausalLm& model) {
 }
 
 Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const TrainingProgress& progress) {
-  const TrainingSpec spec = read_training(request.recipe, rules_of(request.recipe));
+  TrainingSpec spec = read_training(request.recipe, rules_of(request.recipe));
+  spec.train.spec.start = request.start;
   Trial trial{.key = request.key, .seed = spec.seed, .started = system_seconds()};
   trial.fingerprint = request.fingerprint;
   RunDirectory directory = open_run(request, as_record(to_json(request.recipe)), spec.seed);

@@ -15,6 +15,7 @@ struct TrialRequest {
   std::string fingerprint;  // of recipe and model, the same on every machine
   std::filesystem::path folder;
   const ExperimentSpec* experiment = nullptr;
+  std::optional<std::filesystem::path> start;  // the supervised steps that the arms of this seed share
 };
 
 Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const TrainingProgress& progress);

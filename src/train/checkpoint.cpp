@@ -83,15 +83,18 @@ std::string model_fingerprint(CausalLm& model, const AdamW& optimizer) {
 }
 
 void write_checkpoint(const fs::path& folder, const TrainState& state, const std::string& fingerprint, AdamW& optimizer,
-                      const std::vector<at::Tensor>& reference) {
+                      const std::vector<at::Tensor>& reference, Moments moments) {
   const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished");
   std::error_code ignored, error;
   fs::remove_all(unfinished, ignored);
   fs::create_directories(unfinished, error);
   if (error) throw RuntimeFailure(fmt::format("{}: cannot be made: {}", unfinished.string(), error.message()));
   try {
-    std::vector<std::pair<std::string, at::Tensor>> tensors = {
-        {"masters", optimizer.flat_masters()}, {"first", optimizer.flat_first()}, {"second", optimizer.flat_second()}};
+    std::vector<std::pair<std::string, at::Tensor>> tensors = {{"masters", optimizer.flat_masters()}};
+    if (moments == Moments::kKept) {
+      tensors.emplace_back("first", optimizer.flat_first());
+      tensors.emplace_back("second", optimizer.flat_second());
+    }
     for (std::size_t i = 0; i < reference.size(); ++i)
       tensors.emplace_back("reference." + optimizer.parameters()[i].name, reference[i].to(at::kFloat));
     write_safetensors(unfinished / kTensors, tensors);
@@ -115,7 +118,7 @@ void write_checkpoint(const fs::path& folder, const TrainState& state, const std
 }
 
 TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprint, AdamW& optimizer,
-                           std::vector<at::Tensor>& reference) {
+                           std::vector<at::Tensor>& reference, Moments moments) {
   if (!fs::exists(folder / kState) || !fs::exists(folder / kTensors))
     refuse_damaged(folder, fmt::format("{} or {} is missing", kState, kTensors));
   const CheckpointState stored = read_checkpoint_state(folder / kState);
@@ -132,8 +135,10 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
   const at::NoGradGuard no_gradients;
   const Tensors tensors = read_tensors(file, folder);
   take(tensors, "masters", optimizer.flat_masters(), folder);
-  take(tensors, "first", optimizer.flat_first(), folder);
-  take(tensors, "second", optimizer.flat_second(), folder);
+  if (moments == Moments::kKept) {
+    take(tensors, "first", optimizer.flat_first(), folder);
+    take(tensors, "second", optimizer.flat_second(), folder);
+  }
   reference.clear();
   for (const CausalLm::Parameter& parameter : optimizer.parameters()) {
     const auto found = tensors.find("reference." + parameter.name);
@@ -143,6 +148,8 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
   optimizer.write_parameters();
   return state;
 }
+
+std::string checkpoint_hash(const fs::path& folder) { return read_checkpoint_state(folder / kState).tensors; }
 
 std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints) {
   const std::vector<fs::path> all = checkpoints_in(checkpoints);

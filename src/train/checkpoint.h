@@ -23,12 +23,17 @@ struct TrainState {
 // Of the parameters that are trained: their names, sizes and the model's shape.
 std::string model_fingerprint(CausalLm& model, const AdamW& optimizer);
 
+// Of the end of a stage the masters are enough: the next one begins with new moments.
+enum class Moments { kKept, kLeftOut };
+
 void write_checkpoint(const std::filesystem::path& folder, const TrainState& state, const std::string& fingerprint,
-                      AdamW& optimizer, const std::vector<at::Tensor>& reference);
+                      AdamW& optimizer, const std::vector<at::Tensor>& reference, Moments moments = Moments::kKept);
 
 // Into the optimizer and the model. RuntimeFailure: torn or damaged; UsageError: of another model.
 TrainState read_checkpoint(const std::filesystem::path& folder, const std::string& fingerprint, AdamW& optimizer,
-                           std::vector<at::Tensor>& reference);
+                           std::vector<at::Tensor>& reference, Moments moments = Moments::kKept);
+// What tells the weights of one checkpoint from those of another.
+std::string checkpoint_hash(const std::filesystem::path& folder);
 
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& checkpoints);
 // Removes all but the newest `keep`, and what killed processes left unfinished.

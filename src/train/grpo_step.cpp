@@ -81,13 +81,32 @@ void cut_into_micro_batches(Batch& batch, const StageSpec& stage, std::size_t pe
   }
 }
 
+// The samples that are learnt from, update by update; within one the short ones first, because a micro-batch is as wide
+// as its longest row. The loss is a sum, in whatever order.
+std::vector<std::size_t> order_of_samples(const StepContext& context, const Rollout& rollout, const at::Tensor& kept) {
+  const StageSpec& stage = context.stage;
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < rollout.completions.size(); ++i)
+    if (kept[static_cast<int64_t>(i) / stage.n].item<bool>()) order.push_back(i);
+  const auto length = [&](std::size_t i) {
+    return context.data.problems[rollout.problems[i]].prompt.size() + rollout.completions[i].tokens.size();
+  };
+  const std::size_t parts = static_cast<std::size_t>(stage.updates);
+  const std::size_t per_update = std::max<std::size_t>(1, (order.size() + parts - 1) / parts);
+  for (std::size_t first = 0; first < order.size(); first += per_update) {
+    const auto begin = order.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto end = begin + static_cast<std::ptrdiff_t>(std::min(per_update, order.size() - first));
+    std::stable_sort(begin, end, [&](std::size_t a, std::size_t b) { return length(a) < length(b); });
+  }
+  return order;
+}
+
 Batch make_learning_batch(const StepContext& context, const Rollout& rollout, const at::Tensor& kept) {
   const StageSpec& stage = context.stage;
   const at::Tensor all = group_advantages(rollout.rewards, stage.norm_adv_by_std).reshape(-1);
   Batch batch;
   std::vector<double> advantages, log_probabilities;
-  for (std::size_t i = 0; i < rollout.completions.size(); ++i) {
-    if (!kept[static_cast<int64_t>(i) / stage.n].item<bool>()) continue;
+  for (const std::size_t i : order_of_samples(context, rollout, kept)) {
     const Completion& completion = rollout.completions[i];
     batch.sequences.push_back({context.data.problems[rollout.problems[i]].prompt, completion.tokens});
     batch.lengths.push_back(std::ssize(completion.tokens));

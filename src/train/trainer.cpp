@@ -102,6 +102,8 @@ struct Trainer::State {
 
   void begin_stage();
   void resume(RunDirectory& directory);
+  void begin(RunDirectory& directory);
+  void write_start(RunDirectory& directory);
   StepResult make_step();
   bool validation_is_due() const;
   void validate(Json& metrics);
@@ -118,14 +120,34 @@ void Trainer::State::begin_stage() {
     reference.push_back(parameter.tensor->detach().clone());
 }
 
+void Trainer::State::begin(RunDirectory& directory) {
+  if (directory.events().lines() > 0) directory.events().rewind(0);
+  if (spec.start) {
+    const TrainState state = read_checkpoint(*spec.start, fingerprint, optimizer, reference, Moments::kLeftOut);
+    if (spec.stages.size() < 2 || state.done.stage != 0 || state.done.step != stage().steps)
+      throw RuntimeFailure(fmt::format("{}: it is not the end of the run's first stage", spec.start->string()));
+    now = {1, 0};
+    steps_done = state.steps_done;
+    last_validation = state.validation;
+  }
+  begin_stage();
+}
+
+// Before anything was learnt, or what another run measured at the end of the first stage.
+void Trainer::State::write_start(RunDirectory& directory) {
+  Json event = {{"kind", "start"}, {"step", steps_done}, {"metrics", last_validation}};
+  if (spec.start) {
+    event["weights"] = checkpoint_hash(*spec.start);
+  } else if (spec.validate_first) {
+    validate(event["metrics"]);
+  }
+  if (!event["metrics"].empty()) write_event(directory, std::move(event));
+}
+
 void Trainer::State::resume(RunDirectory& directory) {
   const std::filesystem::path checkpoints = directory.path() / "checkpoints";
   const auto newest = newest_checkpoint(checkpoints);
-  if (!newest) {
-    if (directory.events().lines() > 0) directory.events().rewind(0);
-    begin_stage();
-    return;
-  }
+  if (!newest) return begin(directory);
   const TrainState state = read_checkpoint(*newest, fingerprint, optimizer, reference);
   if (state.done.stage >= spec.stages.size() || state.event_lines > directory.events().lines())
     throw RuntimeFailure(fmt::format("{}: it stands at stage {}, event {}; the run has {} stages and {} events",
@@ -189,11 +211,7 @@ void Trainer::State::save(RunDirectory& directory) {
 Json Trainer::State::run(RunDirectory& directory) {
   resume(directory);
   const int64_t total = spec.total_steps();
-  if (steps_done == 0) {  // before anything was learnt
-    Json metrics = Json::object();
-    validate(metrics);
-    if (!metrics.empty()) write_event(directory, {{"kind", "start"}, {"step", 0}, {"metrics", metrics}});
-  }
+  if (directory.events().lines() == 0) write_start(directory);
   while (steps_done < total) {
     if (hooks.begin_step) hooks.begin_step(now);
     StepResult result;
@@ -237,5 +255,11 @@ Trainer::~Trainer() = default;
 const std::vector<CausalLm::Parameter>& Trainer::parameters() const { return state_->optimizer.parameters(); }
 
 Json Trainer::run(RunDirectory& directory) { return state_->run(directory); }
+
+void Trainer::save_start(const std::filesystem::path& folder) {
+  const State& state = *state_;
+  const TrainState done{{state.now.stage, state.now.step + 1}, state.steps_done, 0, state.last_validation};
+  write_checkpoint(folder, done, state.fingerprint, state_->optimizer, {}, Moments::kLeftOut);
+}
 
 }  // namespace faultline

@@ -62,6 +62,9 @@ struct TrainSpec {
   LoraSpec lora;
   uint64_t seed = 0;
   int64_t validate_every = 0;  // steps; 0: the first and the last only
+  bool validate_first = true;  // before anything is learnt
+  // Of the end of the first stage, made by save_start() of a run that had no other: the run begins behind it.
+  std::optional<std::filesystem::path> start;
   int64_t checkpoint_every = 10;
   int64_t keep = 2;  // latest checkpoints
 
@@ -99,6 +102,8 @@ class Trainer {
 
   // From the newest checkpoint of the run, or from the start. Returns the final metrics.
   Json run(RunDirectory& directory);
+  // The weights after run(), for other runs to start from.
+  void save_start(const std::filesystem::path& folder);
 
  private:
   struct State;

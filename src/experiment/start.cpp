@@ -1,0 +1,90 @@
+#include "experiment/start.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include "base/error.h"
+#include "record/document.h"
+#include "record/file_descriptor.h"
+#include "train/checkpoint.h"
+
+namespace faultline {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStarts = "starts";
+
+Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
+
+// What the supervised steps depend on; an arm that changes any of it has a start of its own.
+std::string identity_of(const Node& recipe, const LoadedModel& loaded) {
+  const Json all = as_record(to_json(recipe)), &train = all.at("train");
+  return json_hash({{"seed", all.at("seed")},
+                    {"task", all.value("task", Json())},
+                    {"sft", train.at("sft")},
+                    {"lora", train.value("lora", Json())},
+                    {"problems", train.at("validation_problems")},
+                    {"max_new_tokens", train.at("max_new_tokens")},
+                    {"dtype", c10::toString(loaded.model->options().dtype().toScalarType())}})
+      .substr(0, 16);
+}
+
+bool has_supervised_steps(const Node& recipe) {
+  const Node* train = recipe.find("train");
+  return train != nullptr && train->find("sft") != nullptr;
+}
+
+// Waits; the kernel drops the lock with its holder.
+FileDescriptor wait_for(const fs::path& file) {
+  FileDescriptor lock = open_file(file, O_RDWR | O_CREAT);
+  while (::flock(lock.get(), LOCK_EX) != 0)
+    if (errno != EINTR) fail_with_errno(file, "lock", errno);
+  return lock;
+}
+
+void make_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) {
+  TrainingSpec spec = read_training(recipe, {});
+  spec.aqn.reset();
+  std::vector<StageSpec>& stages = spec.train.spec.stages;
+  stages.front().max_new_tokens = stages.back().max_new_tokens;  // validated as the trials are
+  stages.front().slots = stages.back().slots;
+  stages.resize(1);
+  spec.train.spec.checkpoint_every = 0;
+  spec.train.spec.validate_first = false;
+  Manifest manifest;
+  manifest.recipe_name = "start";
+  manifest.recipe = as_record(to_json(recipe));
+  manifest.host = host_description();
+  RunDirectory directory = RunDirectory::create(start.parent_path() / "runs", manifest);
+  TrainingRun run(loaded, spec);
+  run.run(directory, {});
+  run.save_start(start);
+}
+
+}  // namespace
+
+std::optional<fs::path> shared_start(LoadedModel& loaded, const Node& recipe, const fs::path& folder) {
+  if (!has_supervised_steps(recipe)) return std::nullopt;
+  const fs::path start = folder / kStarts / identity_of(recipe, loaded);
+  fs::create_directories(start.parent_path());
+  const FileDescriptor alone = wait_for(start.string() + ".lock");
+  if (!fs::exists(start)) make_start(loaded, recipe, start);
+  return start;
+}
+
+void load_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) {
+  TrainingSpec spec = read_training(recipe, {});
+  if (spec.train.spec.lora.rank > 0)
+    throw UsageError("experiment: a fault cannot be calibrated on low-rank adapters; leave out train.lora");
+  AdamW optimizer(loaded.model->parameters(), spec.train.spec.stages.front().optimizer);
+  std::vector<at::Tensor> reference;
+  read_checkpoint(start, model_fingerprint(*loaded.model, optimizer), optimizer, reference, Moments::kLeftOut);
+}
+
+void remove_starts(const fs::path& folder) {
+  std::error_code ignored;
+  fs::remove_all(folder / kStarts, ignored);
+}
+
+}  // namespace faultline

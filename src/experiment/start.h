@@ -1,0 +1,22 @@
+// The supervised steps that all arms of a seed share: trained once, by whichever process needs them first, kept in the
+// experiment's folder, read by the others. On a GPU two trainings of the same steps differ in their last bits; arms
+// that are compared must not.
+#pragma once
+
+#include <optional>
+
+#include "experiment/training_run.h"
+
+namespace faultline {
+
+// starts/HASH of the folder, made if it is missing; waits for a process that is making it. Nothing where the recipe has
+// no supervised steps before its GRPO. Leaves the model's weights as they come: the caller restores them.
+std::optional<std::filesystem::path> shared_start(LoadedModel& loaded, const Node& recipe,
+                                                  const std::filesystem::path& folder);
+
+// Puts the weights of a start into the model.
+void load_start(LoadedModel& loaded, const Node& recipe, const std::filesystem::path& start);
+
+void remove_starts(const std::filesystem::path& folder);  // when no trial needs them any more
+
+}  // namespace faultline
