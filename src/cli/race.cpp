@@ -1,5 +1,5 @@
-// `faultline race`: known bytes through collectives and compute. Ranks are threads here, processes over Gloo with
-// --transport gloo, or one process of a torchrun or srun job, which its environment says.
+// `faultline race`: known bytes through collectives and compute. Ranks are threads here, processes with --transport
+// gloo or nccl, or one process of a torchrun or srun job, which its environment says.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -46,16 +46,23 @@ Node config_of(const RaceOptions& options) {
 }
 
 Json overhead_json(const race::Overhead& overhead) {
-  return {{"relative", overhead.relative.mean}, {"low", overhead.relative.low}, {"high", overhead.relative.high},
-          {"pairs", overhead.relative.count},   {"median_with", overhead.with}, {"median_without", overhead.without}};
+  return {{"relative", overhead.relative.mean},
+          {"low", overhead.relative.low},
+          {"high", overhead.relative.high},
+          {"pairs", overhead.relative.count},
+          {"of_medians", overhead.with / overhead.without - 1},
+          {"median_with", overhead.with},
+          {"median_without", overhead.without},
+          {"drift", {{"relative", overhead.drift.mean}, {"low", overhead.drift.low}, {"high", overhead.drift.high}}}};
 }
 
 std::string overhead_text(const race::Overhead& overhead) {
   return fmt::format(
       "digests: {:+.2f} % of a step (95 % interval {:+.2f} to {:+.2f} %, {} pairs of iterations; median {:.6f} s with, "
-      "{:.6f} s without)\n",
+      "{:.6f} s without: {:+.2f} %)\ndrift: {:+.2f} % ({:+.2f} to {:+.2f} %) between steps without\n",
       100 * overhead.relative.mean, 100 * overhead.relative.low, 100 * overhead.relative.high, overhead.relative.count,
-      overhead.with, overhead.without);
+      overhead.with, overhead.without, 100 * (overhead.with / overhead.without - 1), 100 * overhead.drift.mean,
+      100 * overhead.drift.low, 100 * overhead.drift.high);
 }
 
 void print_result(const race::RunResult& result, const race::Config& config, bool overhead, const Globals& globals) {
@@ -130,7 +137,7 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
 }
 
 // A rank that `run_processes` started.
-ExitCode race_join(const RaceOptions& options, const Globals& globals) {
+ExitCode race_join(const RaceOptions& options) {
   const std::filesystem::path folder = options.join;
   const Node request = load_config(folder / "request.json");
   const auto membership = race::membership_from_environment();
@@ -140,7 +147,7 @@ ExitCode race_join(const RaceOptions& options, const Globals& globals) {
   config.seed = std::stoull(request.at("seed").as_string());
   (void)race::leave_out_drill(config);
   race::RunOptions run;
-  run.device = open_device(globals.device);
+  run.device = open_device(request.at("device").as_string());
   run.interrupted = &interrupted;
   run.alternate_digests = request.at("alternate_digests").as_bool();
   if (!config.golden.empty()) run.reference = race::read_golden(config.golden, node, run.device);
@@ -210,6 +217,7 @@ constexpr const char* kFooter =
     "  faultline race --recipe recipes/race-smoke.yaml verify_iterations=200 --out race.json\n"
     "  faultline race --ranks 2 --transport gloo timeout_seconds=10\n"
     "  torchrun --no-python --nproc-per-node 4 faultline race\n"
+    "  torchrun --no-python --nproc-per-node 8 faultline race --transport nccl --device cuda\n"
     "  faultline race --selftest\n"
     "  faultline race --measure-overhead mode=fsdp verify_iterations=100\n\n"
     "Exit codes: 0 no corruption, 1 corruption, 2 a rank failed or hung, 3 the canary was missed, 64 usage.\n"
@@ -229,11 +237,12 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Run")
       ->capture_default_str()
       ->type_name("N");
-  offer(command->add_option("--transport", options->transport, "threads, or gloo: one process a rank")
-            ->group("Run")
-            ->capture_default_str()
-            ->type_name("NAME"),
-        {"threads", "gloo"});
+  offer(
+      command->add_option("--transport", options->transport, "threads; one process a rank: gloo on a CPU, nccl on GPUs")
+          ->group("Run")
+          ->capture_default_str()
+          ->type_name("NAME"),
+      {"threads", "gloo", "nccl"});
   command->add_option("--out", options->out, "the merged evidence as JSON")->group("Output")->type_name("FILE");
   command->add_option("--write-golden", options->write_golden, "keep this run's digests as the golden of later ones")
       ->group("Output")
@@ -257,7 +266,7 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
   command->footer([] { return keys_text() + "\n" + kFooter; });
   command->callback([&run, &globals, options] {
     run = [&globals, options] {
-      if (!options->join.empty()) return race_join(*options, globals);
+      if (!options->join.empty()) return race_join(*options);
       if (!options->trial.empty()) return race_trial(*options);
       return options->selftest ? race_selftest(*options, globals) : race_run(*options, globals);
     };

@@ -70,16 +70,19 @@ Reference read_golden(const std::filesystem::path& path, const Node& config, at:
 
 Overhead digest_overhead(const RunResult& result) {
   Overhead overhead;
-  std::vector<double> relative;
+  std::vector<double> relative, drift;
   for (const RankEvidence& e : result.evidence) {
-    const size_t pairs = std::min(e.step_seconds.size(), e.step_seconds_plain.size());
-    for (size_t i = 0; i < pairs && e.rank == 0; ++i)
-      relative.push_back(e.step_seconds[i] / e.step_seconds_plain[i] - 1);
-    if (e.rank == 0) overhead.with = median(e.step_seconds), overhead.without = median(e.step_seconds_plain);
+    if (e.rank != 0) continue;
+    const std::vector<double>& plain = e.step_seconds_plain;
+    const size_t pairs = std::min(e.step_seconds.size(), plain.size());
+    for (size_t i = 0; i < pairs; ++i) relative.push_back(e.step_seconds[i] / plain[i] - 1);
+    for (size_t i = 0; i + 1 < pairs; i += 2) drift.push_back(plain[i] / plain[i + 1] - 1);
+    overhead.with = median(e.step_seconds), overhead.without = median(plain);
   }
-  if (relative.size() < 2)
-    throw UsageError("the cost of digests needs at least 4 verified iterations; raise verify_iterations");
+  if (drift.size() < 2)
+    throw UsageError("the cost of digests needs at least 8 verified iterations; raise verify_iterations");
   overhead.relative = t_interval(relative);
+  overhead.drift = t_interval(drift);
   return overhead;
 }
 

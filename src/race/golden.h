@@ -14,6 +14,7 @@ Reference read_golden(const std::filesystem::path& path, const Node& config, at:
 
 struct Overhead {
   MeanInterval relative;         // of paired neighbouring iterations: with / without - 1
+  MeanInterval drift;            // of neighbouring iterations that are both without: what noise alone gives
   double with = 0, without = 0;  // medians, seconds
 };
 Overhead digest_overhead(const RunResult& result);  // of a run with alternate_digests

@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 
 namespace faultline::race {
 namespace {
@@ -54,8 +55,7 @@ void BeatPublisher::publish_until_stopped() {
       return;  // the store is gone, and with it whoever would read this
     }
     if (stuck_ && std::chrono::duration<double>(Clock::now() - since).count() > limit_) {
-      stuck_();
-      return;
+      std::thread(std::exchange(stuck_, nullptr)).detach();  // while others still see this process alive
     }
     std::this_thread::sleep_for(kPeriod);
   }

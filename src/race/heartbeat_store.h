@@ -27,7 +27,7 @@ struct PublishedBeat {
 
 class BeatPublisher {
  public:
-  // `stuck` is called once, from the publisher's thread, when nothing has moved for `limit` seconds.
+  // `stuck` is called once, from a thread of its own, when nothing has moved for `limit` seconds; it ends the process.
   BeatPublisher(c10::intrusive_ptr<c10d::Store> store, int rank, const Heartbeat& heartbeat, double limit,
                 std::function<void()> stuck);
   ~BeatPublisher();

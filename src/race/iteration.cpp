@@ -4,9 +4,12 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
 
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "base/error.h"
 #include "numeric/apply.h"
 
 namespace faultline::race {
@@ -146,9 +149,23 @@ RankRecord Iteration::run(int64_t iteration, StepOptions options) {
   }
   finish_deferred();
   if (config_.optimizer != Optimizer::kNone) step_optimizer(config_.mode == Mode::kFsdp ? reduced_ : gradients_);
+  wait_for_device();
   RankRecord record = checks_->finish();
   device_seconds_ = seconds() - start;
   return record;
+}
+
+// The one wait of an iteration, with a limit: a collective whose peer is gone never ends on a GPU.
+void Iteration::wait_for_device() {
+  if (options_.device.is_cpu()) return;
+  c10::Event done(options_.device.type());
+  done.record(current_stream(options_.device));
+  const auto start = std::chrono::steady_clock::now();
+  while (!done.query()) {
+    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > config_.timeout_seconds)
+      throw RuntimeFailure(fmt::format("timed out after {} s waiting for the GPU", config_.timeout_seconds));
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 }
 
 std::vector<Mismatch> Iteration::take_mismatches() { return checks_->take_mismatches(); }

@@ -84,6 +84,7 @@ class Iteration {
   StaleContent stale(const at::Tensor& buffer, const PatternAt& pattern_at, PatternPlace place, int pieces) const;
   bool digests(Key key, DigestTiming timing) const;
   void finish_deferred();
+  void wait_for_device();
   double seconds() const;
 
   Config config_;

@@ -1,6 +1,6 @@
 // A whole run: all ranks, however they are carried, and one verdict over the merged evidence of all of them. Ranks are
-// threads of this process, or processes that meet over Gloo (run_joined, one call a process). Whatever happens to a
-// rank, the run ends within the timeout and some seconds, with a verdict that names it.
+// threads of this process, or processes that meet over Gloo or NCCL (run_joined, one call a process). Whatever happens
+// to a rank, the run ends within the timeout and some seconds, with a verdict that names it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,14 +1,13 @@
 // One process, one rank: joins the others through the store, runs its loop, publishes its evidence.
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <mutex>
 #include <thread>
@@ -20,6 +19,7 @@
 #include "race/evidence_json.h"
 #include "race/gloo_backend.h"
 #include "race/heartbeat_store.h"
+#include "race/nccl_backend.h"
 #include "race/run_processes.h"
 #include "race/thread_backend.h"
 #include "record/atomic_file.h"
@@ -29,21 +29,6 @@ namespace faultline::race {
 namespace {
 
 constexpr auto kBeatComparison = std::chrono::milliseconds(1200);  // several periods of the publisher
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-int64_t integer_variable(const char* name, int64_t min, int64_t max) {
-  const std::string text = variable(name);
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < min || value > max)
-    throw UsageError(fmt::format("{}='{}': wanted an integer from {} to {}; the launcher (torchrun, srun) sets it",
-                                 name, text, min, max));
-  return value;
-}
 
 c10::intrusive_ptr<c10d::Store> open_store(const Membership& m, double timeout) {
   c10d::TCPStoreOptions options;
@@ -106,9 +91,11 @@ class JoinedRank {
     } catch (const std::exception& error) {
       failure_ = blame(error.what());
     }
-    publish();
+    publish(failure_);
     publisher_.reset();
+    if (failure_ && !options_.device.is_cpu()) leave_behind();
     RunResult result = m_.rank == 0 && folder_.empty() ? merge() : own_result();
+    result.abandoned = left_behind_;
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     conclude(result);
     return result;
@@ -123,14 +110,16 @@ class JoinedRank {
     const c10::AutoGradMode no_gradients(false);
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     at::set_num_threads(std::max(1, cores / m_.local_ranks));
+    const c10::OptionalDeviceGuard gpu(options_.device.is_cpu() ? std::nullopt : std::optional(options_.device));
     evidence_.rank = m_.rank;
     store_ = open_store(m_, config_.timeout_seconds);
     publisher_ = std::make_unique<BeatPublisher>(store_, m_.rank, heartbeat_,
                                                  config_.timeout_seconds + kGraceSeconds / 2, [this] { stuck(); });
     agree_on_config(*store_, m_, node_);
     const bool loopback = m_.address == "localhost" || m_.address == "::1" || m_.address.starts_with("127.");
-    const auto data = make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), loopback),
-               control = make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), loopback);
+    const auto control = make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), loopback);
+    data_ = options_.device.is_cpu() ? make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), loopback)
+                                     : make_nccl(store_, "data", m_.rank, m_.ranks, timeout());
     RankOptions options;
     options.rank = m_.rank;
     options.ranks = m_.ranks;
@@ -141,8 +130,9 @@ class JoinedRank {
     options.alternate_digests = options_.alternate_digests;
     options.reference = options_.reference;
     if (m_.rank == 0) options.progress = options_.progress;
-    RankLoop(config_, options, data, control).run(evidence_);
+    RankLoop(config_, options, data_, control).run(evidence_);
     heartbeat_.set(config_.verify_iterations, -1, "done");
+    data_->shutdown();
   }
 
   // An error of the transport says that somebody is missing, not who.
@@ -161,22 +151,28 @@ class JoinedRank {
     return failure;
   }
 
-  // Called from the publisher's thread: the main thread is somewhere it will not come back from.
+  // A collective that never ends on the GPU would keep the destructor of its group waiting; the process ends soon.
+  void leave_behind() {
+    (void)data_.release();
+    left_behind_ = true;
+  }
+
+  // Called from a thread of its own: the main thread is somewhere it will not come back from. Gloo's calls come back by
+  // themselves, so on a CPU it is this rank's own doing; a GPU may wait for a peer.
   [[noreturn]] void stuck() {
-    failure_ = RankFailure{m_.rank, {m_.rank}, true, fmt::format("stopped moving in {}", heartbeat_.text())};
-    publish();
+    const std::string sentence = fmt::format("stopped moving in {}", heartbeat_.text());
+    RankFailure failure = options_.device.is_cpu() ? RankFailure{m_.rank, {}, true, sentence} : blame(sentence);
+    failure.hang = true;
+    if (failure.blamed.empty()) failure.blamed = {m_.rank};
+    publish(failure);
     std::_Exit(static_cast<int>(ExitCode::kRuntime));
   }
 
-  Json published() const {
+  void publish(const std::optional<RankFailure>& failure) {
     Json json = {{"evidence", evidence_to_json(evidence_)}};
-    if (failure_)
-      json["failure"] = {{"blamed", failure_->blamed}, {"hang", failure_->hang}, {"sentence", failure_->sentence}};
-    return json;
-  }
-
-  void publish() {
-    const std::string text = to_json_text(published());
+    if (failure)
+      json["failure"] = {{"blamed", failure->blamed}, {"hang", failure->hang}, {"sentence", failure->sentence}};
+    const std::string text = to_json_text(json);
     if (!folder_.empty()) {
       write_file_atomically(folder_ / fmt::format("rank-{}.json", m_.rank), text);
       return;
@@ -235,33 +231,27 @@ class JoinedRank {
   Heartbeat heartbeat_;
   RankEvidence evidence_;
   std::optional<RankFailure> failure_;
+  bool left_behind_ = false;
   c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Backend> data_;
   std::unique_ptr<BeatPublisher> publisher_;
 };
 
 }  // namespace
 
-std::optional<Membership> membership_from_environment() {
-  if (variable("RANK").empty()) return std::nullopt;
-  Membership m;
-  m.ranks = static_cast<int>(integer_variable("WORLD_SIZE", 1, 256));
-  m.rank = static_cast<int>(integer_variable("RANK", 0, m.ranks - 1));
-  m.local_ranks = variable("LOCAL_WORLD_SIZE").empty()
-                      ? m.ranks
-                      : static_cast<int>(integer_variable("LOCAL_WORLD_SIZE", 1, m.ranks));
-  m.address = variable("MASTER_ADDR");
-  if (m.address.empty())
-    throw UsageError("RANK is set but MASTER_ADDR is not; the launcher (torchrun, srun) sets both, or unset RANK");
-  m.port = static_cast<uint16_t>(integer_variable("MASTER_PORT", 1, 65535));
-  m.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  m.generation = variable("TORCHELASTIC_RESTART_COUNT").empty() ? "0" : variable("TORCHELASTIC_RESTART_COUNT");
-  return m;
-}
-
 RunResult run_joined(const Membership& membership, const Node& node, const Config& config, const RunOptions& options,
                      const std::filesystem::path& folder) {
   check_ranks(config, membership.ranks);
-  JoinedRank rank(membership, node, config, options, folder);
+  RunOptions own = options;
+  if (!options.device.is_cpu()) {
+    if (!membership.local_rank)
+      throw UsageError(
+          "LOCAL_RANK is not set, which says whose GPU is whose; torchrun sets it, under srun: "
+          "LOCAL_RANK=$SLURM_LOCALID");
+    load_nccl();
+    own.device = gpu_of_rank(*membership.local_rank, count_gpus());
+  }
+  JoinedRank rank(membership, node, config, own, folder);
   return rank.run();
 }
 

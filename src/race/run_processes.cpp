@@ -21,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "race/heartbeat_store.h"
+#include "race/nccl_backend.h"
 #include "record/atomic_file.h"
 #include "record/environment.h"
 
@@ -225,6 +226,7 @@ RunResult run_processes(const Node& node, const Config& config, const RunOptions
   result.ranks = options.ranks;
   const Json request = {{"config", Json::parse(faultline::to_json(node).dump())},
                         {"seed", std::to_string(config.seed)},
+                        {"device", std::string(options.device.is_cpu() ? "cpu" : "cuda")},
                         {"alternate_digests", options.alternate_digests}};
   write_file_atomically(folder / "request.json", to_json_text(request));
   try {
@@ -242,16 +244,25 @@ RunResult run_processes(const Node& node, const Config& config, const RunOptions
 }
 
 void check_transport(const std::string& transport, at::Device device) {
-  if (transport != "threads" && transport != "gloo")
-    throw UsageError(fmt::format("--transport: wanted threads or gloo, got '{}'", transport));
+  if (transport != "threads" && transport != "gloo" && transport != "nccl")
+    throw UsageError(fmt::format("--transport: wanted threads, gloo or nccl, got '{}'", transport));
   if (transport == "gloo" && !device.is_cpu())
-    throw UsageError("--transport gloo carries CPU tensors; use --device cpu, or threads on a GPU");
+    throw UsageError("--transport gloo carries CPU tensors; use --device cpu, or threads or nccl on a GPU");
+  if (transport == "nccl" && device.is_cpu())
+    throw UsageError("--transport nccl carries GPU tensors; use --device cuda, or gloo on a CPU");
+  if (transport == "nccl" && device.index() > 0)
+    throw UsageError("--transport nccl gives every rank the GPU of its local rank; use --device cuda without an index");
 }
 
 RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options) {
   check_transport(transport, options.device);
   if (const auto membership = membership_from_environment()) return run_joined(*membership, node, config, options, "");
-  return transport == "threads" ? run_threads(config, options) : run_processes(node, config, options);
+  if (transport == "threads") return run_threads(config, options);
+  if (transport == "nccl") {
+    load_nccl();
+    (void)gpu_of_rank(options.ranks - 1, count_gpus());
+  }
+  return run_processes(node, config, options);
 }
 
 }  // namespace faultline::race

@@ -1,6 +1,7 @@
-// Ranks as processes over Gloo: started here (run_processes), or by torchrun, srun or our own launcher, each of which
-// calls run_joined with the usual variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Every rank publishes where
-// it is; who stops publishing is dead or stopped, who stops moving is stuck, and either is named.
+// Ranks as processes, over Gloo on a CPU and over NCCL on GPUs: started here (run_processes), or by torchrun, srun or
+// our own launcher, each of which calls run_joined with the usual variables RANK, WORLD_SIZE, MASTER_ADDR and
+// MASTER_PORT. Every rank publishes where it is; who stops publishing is dead or stopped, who stops moving is stuck,
+// and either is named.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +15,8 @@ namespace faultline::race {
 struct Membership {
   int rank = 0;
   int ranks = 1;
-  int local_ranks = 1;  // that share this machine's cores; unknown: all
+  int local_ranks = 1;            // that share this machine's cores; unknown: all
+  std::optional<int> local_rank;  // among them; also the rank's GPU
   std::string address;
   uint16_t port = 0;
   bool agent_store = false;  // somebody else serves the store: torchrun's agent, or our launcher
@@ -33,7 +35,7 @@ void add_rank_file(RunResult& result, const std::filesystem::path& path, int ran
 RunResult run_processes(const Node& node, const Config& config, const RunOptions& options);
 
 void check_transport(const std::string& transport, at::Device device);  // UsageError
-// What the command line asked for: joined where the environment says so, else threads or gloo.
+// What the command line asked for: joined where the environment says so, else threads, gloo or nccl.
 RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options);
 
 }  // namespace faultline::race

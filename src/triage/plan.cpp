@@ -147,7 +147,7 @@ Schema recipe_schema() {
              {.default_value = Node(16), .doc = "of each cell; 16 clean ones exclude a rate of 17.1 %"})
       .field("steps", count(1), {.doc = "verified iterations of a trial"})
       .field("ranks", Schema::integer({.min = 1, .max = 256}), {.default_value = Node(2), .doc = "of a trial"})
-      .field("transport", Schema::choice({"threads", "gloo"}), {.default_value = Node("threads")})
+      .field("transport", Schema::choice({"threads", "gloo", "nccl"}), {.default_value = Node("threads")})
       .field("device", Schema::string(), {.default_value = Node("cpu"), .doc = "cpu, cuda or cuda:INDEX"})
       .field("seed", Schema::integer({.min = 0}),
              {.default_value = Node(0), .doc = "of the order of trials and of their patterns"})
@@ -197,7 +197,10 @@ Plan read_plan(const Node& given, const std::string& name, const std::filesystem
   plan.transport = recipe.at("transport").as_string();
   plan.device = recipe.at("device").as_string();
   if (plan.transport == "gloo" && plan.device != "cpu")
-    throw recipe.at("transport").error("gloo carries CPU tensors; use threads on a GPU");
+    throw recipe.at("transport").error("gloo carries CPU tensors; use threads or nccl on a GPU");
+  if (plan.transport == "nccl" && plan.device != "cuda")
+    throw recipe.at("transport")
+        .error("nccl carries GPU tensors, each rank's on the GPU of its local rank; use device: cuda");
   plan.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
   return plan;
 }

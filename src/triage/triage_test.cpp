@@ -52,6 +52,8 @@ TEST(Recipe, RefusesWhatCannotBeRun) {
       {"steps: 3\nworkload_config: {verify_iterations: 4}\ncells: [{name: a}]", "keep steps"},
       {"confound: {baseline_cell: bas}\ncells: [{name: base}]", "did you mean 'base'"},
       {"ranks: 3\ncells: [{name: a}]", "does not divide into 3 ranks"},
+      {"transport: nccl\ncells: [{name: a}]", "use device: cuda"},
+      {"transport: gloo\ndevice: cuda\ncells: [{name: a}]", "use threads or nccl"},
       {"cells: []", "cells"},
   };
   for (const auto& [yaml, says] : cases)
