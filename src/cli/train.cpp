@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/progress.h"
+#include "base/stats.h"
 #include "base/text.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
@@ -115,11 +117,41 @@ std::string postfix_of(const Json& event) {
   return text;
 }
 
+double median_of(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
+  return values[values.size() / 2];
+}
+
+struct StepCosts {  // of the GRPO steps
+  std::vector<double> seconds, tokens;
+  double memory = 0;
+
+  void add(const Json& event) {
+    memory = std::max(memory, event["times"].value("perf/max_memory_allocated_gb", 0.0));
+    if (event["stage"] != "grpo") return;
+    seconds.push_back(event["times"]["timing_s/step"].get<double>());
+    tokens.push_back(event["metrics"]["response_length/mean"].get<double>());
+  }
+  OrderedJson json() const {
+    if (seconds.empty()) return {{"peak_memory_gib", memory}};
+    return {{"median_step_seconds", median_of(seconds)},
+            {"mean_response_tokens", mean_of(tokens)},
+            {"peak_memory_gib", memory}};
+  }
+  std::string text() const {
+    const std::string peak = fmt::format("peak memory {:.2f} GiB", memory);
+    if (seconds.empty()) return peak;
+    return fmt::format("a GRPO step: {:.3f} s (median of {}), {:.1f} tokens a response; {}", median_of(seconds),
+                       seconds.size(), mean_of(tokens), peak);
+  }
+};
+
 void show(const TrainingOutcome& outcome, const std::string& directory, const std::string& saved,
-          const Globals& globals) {
+          const StepCosts& costs, const Globals& globals) {
   if (globals.json) {
     print_json({{"command", "train"},
                 {"results", outcome.results},
+                {"costs", costs.json()},
                 {"evidence", outcome.proof ? outcome.proof->report : OrderedJson()},
                 {"complaints", outcome.complaints},
                 {"joined", outcome.evidence},
@@ -131,7 +163,8 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
   for (const auto& [key, value] : outcome.results.items()) rows.push_back({key, number_text(value.get<double>())});
   print(table(rows));
   for (const std::string& line : outcome.log) print(line + "\n");
-  print(fmt::format("\nrecord: {}\n", directory));
+  print("\n" + costs.text() + "\n");
+  print(fmt::format("record: {}\n", directory));
   if (!saved.empty()) print(fmt::format("model: {}\n", saved));
 }
 
@@ -145,12 +178,14 @@ ExitCode train(Options options, const Globals& globals) {
   RunDirectory directory = open_directory(options, recipe, loaded, spec.seed);
   write_provenance(directory.path(), globals, &loaded);
   TrainingOutcome outcome;
+  StepCosts costs;
   {
     const auto total = spec.train.spec.total_steps();
     std::optional<Progress> bar;
     TrainingProgress progress;
     progress.on_event = [&](const Json& event) {
       if (event["kind"] != "step") return;
+      costs.add(event);
       const auto step = event["step"].get<int64_t>();
       if (!bar) bar.emplace("training", total, ProgressOptions{.already_done = step - 1, .quiet = globals.quiet});
       bar->set_postfix(postfix_of(event));
@@ -168,7 +203,7 @@ ExitCode train(Options options, const Globals& globals) {
     merge_lora(*loaded.model);
     if (!std::filesystem::exists(saved)) write_model_folder(*loaded.model, loaded.path, saved);  // finished before
   }
-  show(outcome, directory.path().string(), saved, globals);
+  show(outcome, directory.path().string(), saved, costs, globals);
   if (!outcome.complaints.empty()) throw EvidenceError("evidence missing: " + joined(outcome.complaints, "; "));
   return ExitCode::kOk;
 }

@@ -233,7 +233,7 @@ std::vector<std::string> scale_overrides(const Node& recipe, const std::string& 
                "++train.micro_batch=96",
                "++train.lr=2.0e-5",
                "++train.max_new_tokens=48",
-               "++train.slots=192",
+               "++train.slots=512",
                "++train.validation_problems=512",
                "++train.validation_draws=4",
                "++experiment.draws=1"};

@@ -1,6 +1,8 @@
 #include "train/trainer.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <set>
@@ -52,6 +54,17 @@ void check_stage(const StageSpec& stage, const TrainData& data) {
   if (stage.prompts > std::ssize(data.problems))
     throw UsageError(
         fmt::format("train: a step takes {} prompts, the task has {} problems", stage.prompts, data.problems.size()));
+}
+
+// GiB that the process had at most so far: of the device's memory, or its own.
+double peak_memory(const at::Device& device) {
+  if (!device.is_cpu()) {
+    const auto stats = at::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    return static_cast<double>(stats.allocated_bytes[0].peak) / 0x1p30;  // 0: all pools together
+  }
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 0x1p20;
 }
 
 }  // namespace
@@ -221,6 +234,7 @@ Json Trainer::State::run(RunDirectory& directory) {
       write_event(directory, {{"kind", "stopped"}, {"step", steps_done + 1}, {"reason", error.what()}});
       throw;
     }
+    result.times["perf/max_memory_allocated_gb"] = peak_memory(model.device());
     if (hooks.end_step) result.metrics.update(hooks.end_step(now));
     if (validation_is_due()) validate(result.metrics);
     ++steps_done;
