@@ -1,26 +1,66 @@
 #include "diagnose/accusations.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace faultline {
 namespace {
 
-int level_of(const std::string& operation) { return operation == "layer_output" ? 0 : operation == "module" ? 1 : 2; }
+constexpr int64_t kMostWaiting = int64_t{1} << 21;  // elements
+constexpr int kOperatorLevel = 2;
+
+int level_of(const std::string& operation) {
+  return operation == "layer_output" ? 0 : operation == "module" ? 1 : kOperatorLevel;
+}
 
 }  // namespace
 
-bool Accusations::add(const Observation& observation, int64_t pass) {
-  const PlanPause pause;
+void Accusations::add(Observation observation, int64_t pass) {
   ++relations_;
   elements_ += observation.observed.numel();
+  waiting_elements_ += observation.observed.numel();
+  waiting_.push_back(std::move(observation)), waiting_passes_.push_back(pass);
+  if (waiting_elements_ > kMostWaiting) settle();
+}
+
+void Accusations::note_kept(const Observation& observation) {
+  ++relations_;
+  elements_ += observation.observed.numel();
+}
+
+void Accusations::settle() {
+  if (waiting_.empty()) return;
+  const PlanPause pause;
+  const std::vector<Observation> observations = std::exchange(waiting_, {});
+  const std::vector<int64_t> passes = std::exchange(waiting_passes_, {});
+  waiting_elements_ = 0;
+  const std::vector<bool> suspects = suspicious(observations);
+  for (std::size_t i = 0; i < observations.size(); ++i)
+    if (suspects[i]) accuse(observations[i], passes[i]);
+}
+
+void Accusations::settle_what_can_be() {
+  try {
+    settle();
+  } catch (const c10::Error&) {  // lost with the device
+  }
+}
+
+bool Accusations::any() {
+  settle();
+  return !accused_.empty();
+}
+
+void Accusations::accuse(const Observation& observation, int64_t pass) {
   std::optional<Judged> judged = judge(observation);
-  const std::vector<at::Tensor>& again = observation.repetitions;
   if (!judged) {  // right at first, perhaps not later
+    const std::vector<at::Tensor>& again = observation.repetitions;
     const auto other = std::find_if(again.begin(), again.end(),
                                     [&](const at::Tensor& one) { return !one.equal(observation.observed); });
-    if (other == again.end()) return true;
+    if (other == again.end()) return;
     Observation later = observation;
     later.observed = *other;
     judged = judge(later);
@@ -30,7 +70,7 @@ bool Accusations::add(const Observation& observation, int64_t pass) {
       later.relation = "repetition";
       judged = judge(later);
     }
-    if (!judged) return true;
+    if (!judged) return;
   }
   judged->evidence.pass = pass;
   Accused& accused = accused_[judged->place];
@@ -53,7 +93,20 @@ bool Accusations::add(const Observation& observation, int64_t pass) {
   if (kind.weight >= sum.weight) sum.detail = kind.detail;
   sum.weight += kind.weight;
   sum.intermittent |= kind.intermittent;
-  return false;
+  accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh;
+}
+
+std::vector<int64_t> Accusations::layers_to_search() {
+  settle();
+  std::map<int64_t, bool> layers;
+  for (const auto& [place, accused] : accused_) {
+    bool& search = layers.try_emplace(accused.candidate.layer, accused.comes_and_goes).first->second;
+    search = search && accused.level < kOperatorLevel;
+  }
+  std::vector<int64_t> found;
+  for (const auto& [layer, search] : layers)
+    if (layer >= 0 && search) found.push_back(layer);
+  return found;
 }
 
 std::vector<Candidate> Accusations::candidates() const {

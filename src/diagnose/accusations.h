@@ -12,22 +12,33 @@ namespace faultline {
 
 class Accusations {
  public:
-  // Judges with the plan paused. True: the relation was kept.
-  bool add(const Observation& observation, int64_t pass = 0);
+  // Observations are judged some at a time, with the plan paused: those left when something is asked, by then.
+  void add(Observation observation, int64_t pass = 0);
+  void note_kept(const Observation& observation);  // judged elsewhere
+  void settle();                                   // now
+  void settle_what_can_be();                       // of a machine that failed: what it still answers
 
   int64_t relations() const { return relations_; }
   int64_t elements() const { return elements_; }
-  bool any() const { return !accused_.empty(); }
-  std::vector<Candidate> candidates() const;  // ranked
+  bool any();
+  std::vector<Candidate> candidates() const;  // ranked; of what is settled
+  // Layers that were wrong at one call and right at another, where no operator was caught at it.
+  std::vector<int64_t> layers_to_search();
 
  private:
+  void accuse(const Observation& observation, int64_t pass);
+
   struct Accused {
     Candidate candidate;
     int level = 0;
+    bool comes_and_goes = false;
     std::map<std::string, Kind> kinds;  // their weights added up
   };
   std::map<PlaceId, Accused> accused_;
   int64_t relations_ = 0, elements_ = 0;
+  std::vector<Observation> waiting_;
+  std::vector<int64_t> waiting_passes_;
+  int64_t waiting_elements_ = 0;
 };
 
 }  // namespace faultline

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 
@@ -17,52 +18,92 @@ namespace {
 
 constexpr double kShift = 50, kNoise = 0.1, kLargestZ = 1e3;
 constexpr int kRunsPerLayer = 11;
+constexpr int64_t kElementsAtOnce = int64_t{1} << 20;
 
-double deviation(const at::Tensor& x) { return x.std(/*unbiased=*/false).item<double>(); }
+at::Tensor deviation(const at::Tensor& x) { return x.std(-1, /*unbiased=*/false); }
 
-double excess_kurtosis(const at::Tensor& x) {
-  const at::Tensor centred = x - x.mean();
-  const double variance = centred.square().mean().item<double>();
-  return variance == 0 ? 0 : centred.pow(4).mean().item<double>() / (variance * variance) - 3;
+at::Tensor excess_kurtosis(const at::Tensor& x) {
+  const at::Tensor centred = x - x.mean(-1, true);
+  const at::Tensor variance = centred.square().mean(-1);
+  return at::where(variance.eq(0), at::zeros_like(variance), centred.pow(4).mean(-1) / variance.square() - 3);
 }
 
-// How much fuller an outermost bin is than the third and fourth beside it.
-double pile_up(const at::Tensor& x) {
-  const double low = x.min().item<double>(), high = x.max().item<double>();
-  if (!(high > low)) return 0;
-  const at::Tensor bins = at::histc(x.to(at::kFloat).cpu(), 100, low, high);
+// How much fuller an outermost bin of a hundred is than the third and fourth beside it.
+at::Tensor pile_up(const at::Tensor& x) {
+  const at::Tensor low = x.amin(-1, true), high = x.amax(-1, true);
+  const at::Tensor bin = ((x - low) / (high - low) * 100).nan_to_num(0).clamp(0, 99).to(at::kLong);
+  const at::Tensor bins = at::zeros({x.size(0), 100}, x.options()).scatter_add(1, bin, at::ones_like(x));
   const auto side = [&](int64_t edge, int64_t third, int64_t fourth) {
-    const double inner = (bins[third].item<double>() + bins[fourth].item<double>()) / 2;
-    return bins[edge].item<double>() / std::max(inner, 1.0);
+    const at::Tensor inner = (bins.select(1, third) + bins.select(1, fourth)) / 2;
+    return bins.select(1, edge) / inner.clamp_min(1);
   };
-  return std::max(side(0, 2, 3), side(99, 97, 96));
+  const at::Tensor most = at::maximum(side(0, 2, 3), side(99, 97, 96));
+  return at::where(high.gt(low).squeeze(1), most, at::zeros_like(most));
+}
+
+// What the five runs of some layers gave, one layer a row, (layers, elements) of fp64.
+struct Runs {
+  at::Tensor base, second, third, moved, shifted, noise;
+};
+
+std::vector<ClassicProbe> probes_of(const Runs& runs) {
+  const at::Tensor shift = runs.shifted - runs.base;
+  const at::Tensor middle = std::get<0>(shift.median(-1, true));
+  const at::Tensor discrete =
+      at::where(middle.abs().ge(5), shift.lt(0.85 * middle).to(at::kDouble).mean(-1, true), at::zeros_like(middle));
+  const at::Tensor all =
+      at::stack({(deviation(runs.second - runs.base) + deviation(runs.third - runs.base)) / 2,
+                 deviation(runs.moved - runs.base) / deviation(runs.noise), excess_kurtosis(runs.base),
+                 at::quantile(shift / kShift, 0.999, -1), discrete.squeeze(1), pile_up(runs.base)},
+                1)
+          .to(at::kCPU)
+          .contiguous();
+  std::vector<ClassicProbe> probes;
+  for (int64_t i = 0; i < all.size(0); ++i) {
+    const double* of = all.const_data_ptr<double>() + 6 * i;
+    ClassicProbe probe;
+    probe.instability = of[0], probe.gain = of[1], probe.kurtosis = of[2];
+    probe.max_gain = of[3], probe.discrete = of[4], probe.pile_up = of[5];
+    probes.push_back(probe);
+  }
+  return probes;
 }
 
 class ClassicRun {
  public:
   ClassicRun(const CausalLm& model, const ClassicOptions& options) : model_(model), options_(options) {}
 
-  ClassicProbe probe(int64_t layer) {
-    const at::Tensor base = output(layer, {});
-    ClassicProbe probe;
-    const at::Tensor second = output(layer, {}), third = output(layer, {}), noise = noise_for(layer);
-    const at::Tensor moved = output(layer, noise), shifted = output(layer, at::full_like(noise, kShift));
-    if (!options_.cached) forwards_ += kRunsPerLayer - 5;  // as published every statistic runs its own clean forwards
-    const PlanPause pause;
-    probe.instability = (deviation(second - base) + deviation(third - base)) / 2;
-    probe.gain = deviation(moved - base) / deviation(noise);
-    probe.kurtosis = excess_kurtosis(base);
-    const at::Tensor shift = (shifted - base).reshape(-1).cpu();
-    probe.max_gain = at::quantile(shift / kShift, 0.999).item<double>();
-    const double middle = shift.median().item<double>();
-    if (std::abs(middle) >= 5) probe.discrete = shift.lt(0.85 * middle).to(at::kDouble).mean().item<double>();
-    probe.pile_up = pile_up(base);
-    return probe;
+  // Some layers at a time: on a GPU the device is waited for once for all of them.
+  std::vector<ClassicProbe> probe() {
+    std::vector<ClassicProbe> probes;
+    const auto layers = std::ssize(model_.layers());
+    const int64_t elements = options_.tokens.numel() * model_.config().hidden;
+    const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / elements);
+    for (int64_t first = 0; first < layers; first += at_once) {
+      const std::vector<ClassicProbe> some = probe(first, std::min(first + at_once, layers));
+      probes.insert(probes.end(), some.begin(), some.end());
+    }
+    return probes;
   }
 
   double forwards() const { return forwards_; }
 
  private:
+  std::vector<ClassicProbe> probe(int64_t first, int64_t last) {
+    std::array<std::vector<at::Tensor>, 6> rows;
+    for (int64_t layer = first; layer < last; ++layer) {
+      rows[0].push_back(output(layer, {}));
+      rows[1].push_back(output(layer, {})), rows[2].push_back(output(layer, {}));
+      const at::Tensor noise = noise_for(layer);
+      rows[3].push_back(output(layer, noise)), rows[4].push_back(output(layer, at::full_like(noise, kShift)));
+      rows[5].push_back(noise);
+      if (!options_.cached) forwards_ += kRunsPerLayer - 5;  // as published every statistic runs its own clean forwards
+    }
+    const PlanPause pause;
+    const auto all = [](const std::vector<at::Tensor>& some) { return at::stack(some).flatten(1); };
+    return probes_of({all(rows[0]), all(rows[1]), all(rows[2]), all(rows[3]), all(rows[4]), all(rows[5])});
+  }
+
   // The layer's output in fp64, `added` to its input.
   at::Tensor output(int64_t layer, const at::Tensor& added) {
     at::Tensor x = input_of(layer);
@@ -91,7 +132,7 @@ class ClassicRun {
     const PlanPause pause;
     at::Generator random = at::detail::createCPUGenerator(mix64(options_.seed, static_cast<uint64_t>(layer)));
     const at::Tensor normal = at::randn(x.sizes(), random, at::TensorOptions(at::kDouble)).to(x.device());
-    return normal * (kNoise * deviation(x.to(at::kDouble)));
+    return normal * (kNoise * x.to(at::kDouble).std(/*unbiased=*/false));
   }
 
   const CausalLm& model_;
@@ -161,8 +202,7 @@ Diagnosis diagnose_classic(const CausalLm& model, const ClassicOptions& options)
   const PhaseGuard phase(Phase::kDiagnose);
   const auto start = std::chrono::steady_clock::now();
   ClassicRun run(model, options);
-  std::vector<ClassicProbe> probes;
-  for (int64_t layer = 0; layer < std::ssize(model.layers()); ++layer) probes.push_back(run.probe(layer));
+  const std::vector<ClassicProbe> probes = run.probe();
   const std::vector<ClassicScore> scores = score_layers(probes);
   Diagnosis diagnosis;
   diagnosis.method = "classic";

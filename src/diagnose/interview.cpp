@@ -84,7 +84,10 @@ void Interview::add(Probe probe, std::function<void(const Answers&)> judge) {
   steps_.push_back({std::move(probe), std::move(judge)});
 }
 
-void Interview::observe(Observation observation) { accusations_.add(observation, pass_); }
+void Interview::observe(Observation observation) {
+  accusations_.add(std::move(observation), pass_);
+  accusations_.settle();
+}
 
 void Interview::begin_pass() {
   layer_ = 0;

@@ -14,6 +14,7 @@ struct Kind {
   std::string name = "unknown";
   std::string detail;
   bool intermittent = false;  // the same call was right another time
+  bool fresh = false;         // wrong at every call, and differently
   double weight = 0;          // how much this picture tells beside others of the same fault
 };
 

@@ -11,8 +11,9 @@
 namespace faultline {
 namespace {
 
-constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192;
+constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192, kPatternRows = 12;
 constexpr double kAccumulator = 0x1p-24;
+constexpr double kFunctionError = 0x1p-20;  // of fp32 functions and short sums, relative; 8 ulps of fp32
 
 at::Generator generator(uint64_t seed) { return at::detail::createCPUGenerator(seed); }
 
@@ -49,11 +50,20 @@ at::Tensor level_rows(const at::Tensor& weight, at::Generator& random) {
 
 }  // namespace
 
-at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& exact,
+at::Tensor patterns(int64_t columns, double octaves, uint64_t seed) {
+  at::Generator random = generator(mix64(seed, static_cast<uint64_t>(columns)));
+  const auto options = at::TensorOptions(at::kDouble);
+  const at::Tensor sign = at::randint(0, 2, {kPatternRows, columns}, random, options) * 2 - 1;
+  const at::Tensor uniform = at::rand({kPatternRows, columns}, random, options);
+  const at::Tensor is_level = at::arange(kPatternRows, options).lt(kPatternRows / 2).unsqueeze(1);
+  return sign * at::where(is_level, 1 + uniform / 64, at::exp2(-octaves * uniform));
+}
+
+at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight_norms, const at::Tensor& exact,
                              at::ScalarType dtype, const at::Device& device) {
   // Needed on CPUs: 0.065 (bf16), 0.46 (fp32); tensor cores truncate where fp32 units round.
   const double c = device.is_cuda() ? 4 : dtype == at::kFloat ? 2 : 1;
-  const at::Tensor sizes = x.norm(2, 1).unsqueeze(1) * weight.norm(2, 1).unsqueeze(0);
+  const at::Tensor sizes = x.norm(2, 1).unsqueeze(1) * weight_norms.unsqueeze(0);
   return half_ulp(exact, dtype) + sizes * (c * std::sqrt(static_cast<double>(x.size(1))) * kAccumulator);
 }
 
@@ -67,12 +77,35 @@ KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device
   const at::Tensor exact_x = x.to(at::kDouble);
   at::Tensor exact = exact_x.mm(weight.t());
   if (linear.bias.defined()) exact = exact + linear.bias.to(reference).to(at::kDouble);
-  at::Tensor tolerance = product_tolerance(exact_x, weight, exact, dtype, linear.weight.device());
+  at::Tensor tolerance = product_tolerance(exact_x, weight.norm(2, 1), exact, dtype, linear.weight.device());
   if (!linear.bias.defined()) tolerance.narrow(0, 0, hot.size(0)).zero_();
   const at::ScalarType wide = dtype == at::kFloat ? at::kDouble : at::kFloat;
   const at::Device device = linear.weight.device();
   return {x.to(device), exact.to(wide).to(device),
           (tolerance * (wide == at::kFloat ? 1.000001 : 1)).to(wide).to(device)};
+}
+
+// Levels in the output: where its weight is small the input is large.
+KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference) {
+  const at::ScalarType dtype = norm.weight.scalar_type();
+  const at::Tensor weight = norm.weight.to(reference).to(at::kDouble);
+  const at::Tensor level = 1 / weight.abs().clamp_min(1e-2 * weight.abs().mean() + 1e-30);
+  at::Tensor x = patterns(weight.numel(), 8, seed).to(reference);
+  x.narrow(0, 0, kPatternRows / 2).mul_(level / level.mean());
+  x = x.to(dtype);
+  const at::Tensor wide = x.to(at::kDouble);
+  const at::Tensor exact = wide * weight / (wide.square().mean(-1, true) + norm.epsilon).sqrt();
+  const at::Tensor tolerance = half_ulp(exact, dtype) + exact.abs() * kFunctionError;
+  const at::Device device = norm.weight.device();
+  return {x.to(device), exact.to(device), tolerance.to(device)};
+}
+
+std::vector<const Norm*> norms_of(const Layer& layer) {
+  std::vector<const Norm*> all;
+  for (const Norm* norm :
+       {&layer.input_norm, &layer.post_attention_norm, &layer.attention.query_norm, &layer.attention.key_norm})
+    if (norm->weight.defined()) all.push_back(norm);
+  return all;
 }
 
 std::vector<const Linear*> linears_of(const Layer& layer) {
@@ -97,11 +130,15 @@ std::map<PlaceId, KnownAnswers> known_answers(const CausalLm& model, uint64_t se
                                               const std::function<void(double)>& progress) {
   const at::NoGradGuard no_gradients;
   std::map<PlaceId, KnownAnswers> answers;
+  const auto add = [&](const auto& one) {
+    if (one.weight.isfinite().all().template item<bool>())
+      answers[one.place] = known_answers(one, mix64(seed, hash64(place_of(one.place).path)), reference);
+  };
   double done = 0;
+  add(model.final_norm());
   for (const Layer& layer : model.layers()) {
-    for (const Linear* linear : linears_of(layer))
-      if (linear->weight.isfinite().all().item<bool>())
-        answers[linear->place] = known_answers(*linear, mix64(seed, hash64(place_of(linear->place).path)), reference);
+    for (const Linear* linear : linears_of(layer)) add(*linear);
+    for (const Norm* norm : norms_of(layer)) add(*norm);
     if (progress) progress(++done / static_cast<double>(model.layers().size()));
   }
   return answers;

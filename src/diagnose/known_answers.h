@@ -19,18 +19,27 @@ struct KnownAnswers {
 };
 
 // The bound of |computed - exact| of a product: half an ulp of the result, and the accumulator's share of |x||w|.
-// c * sqrt(K) * 2^-24 * |x| |w| bounds it by Cauchy and Schwarz. x: (R, K), weight: (N, K), exact: (R, N), all fp64.
-at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& exact,
+// c * sqrt(K) * 2^-24 * |x| |w| bounds it by Cauchy and Schwarz. x: (R, K), exact: (R, N), all fp64;
+// weight_norms: (N) of its rows.
+at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight_norms, const at::Tensor& exact,
                              at::ScalarType dtype, const at::Device& device);
 
 // reference: where the answers are computed.
 KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device& reference);
 
-// Of every linear of the model whose weight is finite, by place. progress: the share that is done.
+KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference);
+
+// Of every linear and norm of the layers, and of the last norm, whose weight is finite, by place. progress: the share
+// that is done.
 std::map<PlaceId, KnownAnswers> known_answers(const CausalLm& model, uint64_t seed, const at::Device& reference,
                                               const std::function<void(double)>& progress = {});
 
-// The linears of one layer, routers and experts included.
+// The linears of one layer, routers and experts included; its norms.
 std::vector<const Linear*> linears_of(const Layer& layer);
+std::vector<const Norm*> norms_of(const Layer& layer);
+
+// (12, columns) of fp64 on the CPU: signs at random; half of the rows with all magnitudes nearly equal, so that each
+// element is the largest; the others spread over so many powers of two, so that small ones are there to be lost.
+at::Tensor patterns(int64_t columns, double octaves, uint64_t seed);
 
 }  // namespace faultline

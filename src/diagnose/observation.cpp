@@ -79,6 +79,26 @@ at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype) {
   return at::ldexp(at::ones_like(exponent, at::kDouble), exponent - (mantissa_bits(dtype) + 2));
 }
 
+std::vector<bool> suspicious(std::span<const Observation> observations) {
+  std::vector<at::Tensor> kept;    // of every comparison
+  std::vector<std::size_t> whose;  // the observation that it belongs to
+  const auto note = [&](std::size_t i, const at::Tensor& equal) { kept.push_back(equal.all()), whose.push_back(i); };
+  for (std::size_t i = 0; i < observations.size(); ++i) {
+    const Observation& one = observations[i];
+    if (one.tolerance.defined())
+      note(i, (one.observed - one.expected).abs().le(one.tolerance));
+    else
+      note(i, one.observed.eq(one.expected.to(one.observed.scalar_type())));
+    for (const at::Tensor& again : one.repetitions) note(i, again.eq(one.observed));
+  }
+  std::vector<bool> found(observations.size(), false);
+  if (kept.empty()) return found;
+  const at::Tensor flags = at::stack(kept).to(at::kCPU);
+  for (std::size_t i = 0; i < whose.size(); ++i)
+    if (!flags.const_data_ptr<bool>()[i]) found[whose[i]] = true;
+  return found;
+}
+
 std::optional<Judged> judge(const Observation& observation) {
   const at::Tensor where = violations_of(observation);
   const int64_t count = where.sum().item<int64_t>();

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ struct Judged {
   int64_t first = 0, size = 0;  // the columns that belong to the place
 };
 std::optional<Judged> judge(const Observation& observation);
+
+// Of each observation whether it must be judged: an element or a repetition may be wrong. The device is waited for
+// once, which on a GPU is most of what judging a kept relation costs.
+std::vector<bool> suspicious(std::span<const Observation> observations);
 
 int mantissa_bits(at::ScalarType dtype);  // 7 of bf16
 

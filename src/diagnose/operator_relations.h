@@ -15,26 +15,42 @@ struct Cost {
   int64_t calls = 0;
 };
 
-struct OperatorProbe {
-  const CausalLm& model;
-  const std::map<PlaceId, KnownAnswers>& answers;
-  uint64_t seed = 0;
-  int64_t repetitions = 1;  // each call so many times more
-  std::function<void(const Observation&)> observe;
-  Cost& cost;
+class OperatorProbe {
+ public:
+  OperatorProbe(const CausalLm& model, const std::map<PlaceId, KnownAnswers>& answers, uint64_t seed,
+                std::function<void(Observation)> observe)
+      : model_(model), answers_(answers), seed_(seed), observe_(std::move(observe)) {}
 
-  void probe_layer(int64_t layer) const;
-  void probe_ends() const;  // embedding, final norm, head
+  // repetitions: each call so many times more.
+  void probe_layer(int64_t layer, int64_t repetitions);
+  void probe_ends();  // embedding, final norm, head
+  const Cost& cost() const { return cost_; }
 
  private:
-  void probe_linear(const Linear& linear) const;
-  void probe_norm(const Norm& norm) const;
-  void probe_activation(const Mlp& mlp) const;
-  void probe_attention(const Attention& attention) const;
-  void probe_rotary(const Attention& attention) const;
-  void probe_modules(const Layer& layer, int64_t index) const;
-  at::Tensor patterns(int64_t columns, double octaves) const;  // (rows, columns), of the model's type
-  void run(Observation observation, const std::function<at::Tensor()>& call) const;
+  struct OneKey {  // questions to an attention that sees one key
+    at::Tensor query, value, keys, values, lengths, wanted;
+  };
+  void probe_linear(const Linear& linear);
+  void probe_norm(const Norm& norm);
+  void probe_activation(const Mlp& mlp);
+  void probe_attention(const Attention& attention);
+  void probe_rotary(const Attention& attention);
+  void probe_modules(const Layer& layer, int64_t index);
+  const KnownAnswers& activation_answers(int64_t inner);
+  const OneKey& one_key(const Attention& attention);
+  const at::Tensor& rows(int64_t columns);  // (rows, columns), of the model's type
+  void run(Observation observation, const std::function<at::Tensor()>& call);
+
+  const CausalLm& model_;
+  const std::map<PlaceId, KnownAnswers>& answers_;
+  uint64_t seed_;
+  std::function<void(Observation)> observe_;
+  int64_t repetitions_ = 1;
+  Cost cost_;
+  // Layers are alike, and so are the questions that do not depend on weights: by width.
+  std::map<int64_t, at::Tensor> rows_;
+  std::map<int64_t, KnownAnswers> activation_;
+  std::map<int64_t, OneKey> one_key_;
 };
 
 }  // namespace faultline

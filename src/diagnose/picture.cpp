@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <bit>
+
 namespace faultline {
 namespace {
 
@@ -12,17 +14,24 @@ at::Tensor raw_bits(const at::Tensor& x) {  // as int64
 
 }  // namespace
 
+double value_of_bits(const Picture& picture, uint64_t bits) {
+  if (picture.width == 64) return std::bit_cast<double>(bits);
+  if (picture.width == 32) return std::bit_cast<float>(static_cast<uint32_t>(bits));
+  const auto half = static_cast<uint16_t>(bits);
+  if (picture.mantissa == 7) return c10::BFloat16(half, c10::BFloat16::from_bits());
+  return c10::Half(half, c10::Half::from_bits());
+}
+
 Picture picture_of(const Observation& observation, const at::Tensor& given, int64_t first, int64_t size) {
   const at::ScalarType dtype = given.scalar_type();
   const auto cut = [&](const at::Tensor& x) { return x.narrow(1, first, size).to(at::kCPU); };
   const at::Tensor observed = cut(given), expected = cut(observation.expected).to(at::kDouble).contiguous();
   const at::Tensor value = observed.to(at::kDouble).contiguous();
-  at::Tensor slack = half_ulp(value.nan_to_num(), dtype), wrong = observed.ne(expected.to(dtype));
-  if (observation.tolerance.defined()) {  // the value was rounded before the fault, and again after it
-    const at::Tensor tolerance = cut(observation.tolerance).to(at::kDouble);
-    wrong = (value - expected).abs().le(tolerance).logical_not();
-    slack = slack + tolerance;
-  }
+  const at::Tensor tolerance = observation.tolerance.defined() ? cut(observation.tolerance).to(at::kDouble).contiguous()
+                                                               : at::zeros_like(expected);
+  const at::Tensor wrong = observation.tolerance.defined() ? (value - expected).abs().le(tolerance).logical_not()
+                                                           : observed.ne(expected.to(dtype));
+  const at::Tensor slack = half_ulp(value.nan_to_num(), dtype) + tolerance;
   const at::Tensor columns = wrong.any(0).nonzero().reshape(-1);
   Picture picture;
   picture.mantissa = mantissa_bits(dtype);
@@ -32,12 +41,14 @@ Picture picture_of(const Observation& observation, const at::Tensor& given, int6
   picture.row_spread.assign(spreads.data_ptr<double>(), spreads.data_ptr<double>() + spreads.numel());
   const auto taken = [&](const at::Tensor& x) { return x.index_select(1, columns).contiguous(); };
   const at::Tensor e = taken(expected), o = taken(value), s = taken(slack), w = taken(wrong);
+  const at::Tensor t = taken(tolerance);
   const at::Tensor eb = raw_bits(taken(expected.to(dtype))), ob = raw_bits(taken(observed));
   const uint64_t mask = picture.width == 64 ? ~uint64_t{0} : (uint64_t{1} << picture.width) - 1;
   for (int64_t i = 0; i < e.numel(); ++i) {
     Element element;
     element.row = i / columns.numel(), element.column = i % columns.numel();
     element.expected = e.data_ptr<double>()[i], element.observed = o.data_ptr<double>()[i];
+    element.tolerance = t.data_ptr<double>()[i];
     element.slack = s.data_ptr<double>()[i], element.changed = w.data_ptr<bool>()[i];
     element.expected_bits = static_cast<uint64_t>(eb.data_ptr<int64_t>()[i]) & mask;
     element.observed_bits = static_cast<uint64_t>(ob.data_ptr<int64_t>()[i]) & mask;

@@ -12,7 +12,8 @@ namespace faultline {
 struct Element {
   int64_t row = 0, column = 0;
   double expected = 0, observed = 0;
-  double slack = 0;  // what rounding allows
+  double tolerance = 0;  // by what a right answer may differ
+  double slack = 0;      // the same, and the rounding of what the fault made of it
   uint64_t expected_bits = 0, observed_bits = 0;
   bool changed = false;
 };
@@ -24,6 +25,9 @@ struct Picture {
   int mantissa = 7, width = 16;
   bool expected_zero = true;  // nothing but zero was expected
 };
+
+// The number that has these bits in the picture's type.
+double value_of_bits(const Picture& picture, uint64_t bits);
 
 // given: one of the observation's calls; first, size: its columns.
 Picture picture_of(const Observation& observation, const at::Tensor& given, int64_t first, int64_t size);

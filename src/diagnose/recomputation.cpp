@@ -47,12 +47,13 @@ at::Tensor optional_tensor(const c10::IValue& value) { return value.isTensor() ?
 
 }  // namespace
 
-at::Tensor Recomputation::wide_weight(const at::Tensor& weight) {
-  if (!keep_weights) return wide(weight);
+Recomputation::Kept Recomputation::wide_weight(const at::Tensor& weight) {
   for (const Kept& one : kept_)
-    if (one.weight.data_ptr() == weight.data_ptr() && one.weight.sizes() == weight.sizes()) return one.wide;
-  kept_.push_back({weight, wide(weight)});
-  return kept_.back().wide;
+    if (one.weight.data_ptr() == weight.data_ptr() && one.weight.sizes() == weight.sizes()) return one;
+  const at::Tensor all = wide(weight);
+  const Kept made{weight, all, all.norm(2, 1)};
+  if (keep_weights) kept_.push_back(made);
+  return made;
 }
 
 Observation Recomputation::compare(const char* operation, const RecordedCall& call, std::size_t result,
@@ -69,11 +70,12 @@ void Recomputation::check_product(const RecordedCall& call, std::size_t x, std::
                                   const at::Tensor& bias, std::vector<Observation>& observations) {
   at::Tensor stored = call.tensor(weight);
   if (transposed && stored.dim() == 2) stored = stored.t();
-  const at::Tensor given = wide(flat(call.tensor(x))), w = wide_weight(stored);
-  at::Tensor exact = given.mm(w.t());
+  const at::Tensor given = wide(flat(call.tensor(x)));
+  const Kept w = wide_weight(stored);
+  at::Tensor exact = given.mm(w.wide.t());
   if (bias.defined()) exact = exact + wide(bias);
   const at::Tensor tolerance =
-      product_tolerance(given, w, exact, call.results[0].scalar_type(), call.results[0].device());
+      product_tolerance(given, w.norms, exact, call.results[0].scalar_type(), call.results[0].device());
   observations.push_back(compare("linear", call, 0, exact, tolerance));
 }
 
@@ -148,7 +150,10 @@ void Recomputation::check_attention(const RecordedCall& call, std::vector<Observ
   const double unit = std::ldexp(1.0, -mantissa_bits(dtype) - 1);
   const at::Tensor largest = k.norm(2, -1).amax(-1, true).unsqueeze(-1);  // (B, H, 1, 1)
   const at::Tensor score_error = q.norm(2, -1, true) * largest * (scale * std::sqrt(size) * 0x1p-23);
-  const at::Tensor tolerance = half_ulp(exact, dtype) + weight * (2 * unit + kFunctionError + 2 * score_error);
+  // Chances are rounded once, relative to the largest of their row, which is exp(0): a single key's is 1 and exact.
+  const at::Tensor single = chances.amax(-1, true).eq(1);  // (B, H, T, 1)
+  const at::Tensor rounded = at::where(single, at::zeros_like(weight), weight * (1.01 * unit));
+  const at::Tensor tolerance = half_ulp(exact, dtype) + rounded + weight * (kFunctionError + 2 * score_error);
   observations.push_back(compare("attention", call, 0, exact, tolerance));
 }
 

@@ -17,8 +17,11 @@ struct Recomputation {
   Checked check(const RecordedCall& call, std::vector<Observation>& observations);
 
  private:
+  struct Kept {
+    at::Tensor weight, wide, norms;  // of its rows
+  };
   at::Tensor wide(const at::Tensor& x) const { return x.to(device).to(at::kDouble); }
-  at::Tensor wide_weight(const at::Tensor& weight);
+  Kept wide_weight(const at::Tensor& weight);
   void check_product(const RecordedCall& call, std::size_t x, std::size_t weight, bool transposed,
                      const at::Tensor& bias, std::vector<Observation>& observations);
   void check_norm(const RecordedCall& call, std::vector<Observation>& observations) const;
@@ -30,9 +33,6 @@ struct Recomputation {
   Observation compare(const char* operation, const RecordedCall& call, std::size_t result, const at::Tensor& exact,
                       const at::Tensor& tolerance) const;
 
-  struct Kept {
-    at::Tensor weight, wide;
-  };
   std::vector<Kept> kept_;
 };
 

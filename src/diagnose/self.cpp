@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -15,12 +16,17 @@ namespace faultline {
 namespace {
 
 constexpr int64_t kInfinityRows = 16;
+constexpr int kSearches = 32;
 constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40;
 
 class SelfProbe {
  public:
   SelfProbe(const CausalLm& model, const std::map<PlaceId, KnownAnswers>& answers, const SelfOptions& options)
-      : model_(model), answers_(answers), options_(options), dtype_(model.options().dtype().toScalarType()) {
+      : model_(model),
+        answers_(answers),
+        options_(options),
+        dtype_(model.options().dtype().toScalarType()),
+        operators_(model, answers, options.seed, [this](Observation one) { observe(std::move(one)); }) {
     const PlanPause pause;
     const at::Tensor rows = infinity_rows(model.config().hidden, dtype_, options.seed);
     if (rows.defined()) infinity_ = rows.to(model.device());
@@ -33,11 +39,13 @@ class SelfProbe {
 
  private:
   void pass(int64_t number);
+  std::vector<at::Tensor> prompt_at_layers();  // what the prompt brings to each layer; undefined: not finite
+  void search();                               // operators that err now and then
   void probe_layer(int64_t layer, const at::Tensor& x);
   void probe_small(int64_t layer, const at::Tensor& x);
   void probe_half_block(int64_t layer, const at::Tensor& x);
   void say_limits(Diagnosis& diagnosis) const;
-  void observe(const Observation& observation) { accusations_.add(observation, pass_); }
+  void observe(Observation observation) { accusations_.add(std::move(observation), pass_); }
   at::Tensor run_layer(int64_t layer, const at::Tensor& x, int64_t rows);
   bool is_testable(const Layer& layer) const;  // its weights are finite, so that answers are known
 
@@ -49,7 +57,9 @@ class SelfProbe {
   bool bias_ = false;
   int64_t pass_ = 0, rows_ = 1;
   Accusations accusations_;
-  Cost layer_cost_, operator_cost_;
+  Cost layer_cost_;
+  OperatorProbe operators_;
+  std::vector<at::Tensor> outputs_;  // of the layers, of the prompt
   std::vector<bool> testable_;       // by layer
   std::vector<int64_t> not_finite_;  // layers whose input was not finite
 };
@@ -61,10 +71,8 @@ double weights_of(const Layer& layer) {
 }
 
 bool SelfProbe::is_testable(const Layer& layer) const {
-  for (const Linear* linear : linears_of(layer))
-    if (!answers_.contains(linear->place)) return false;
-  return layer.input_norm.weight.isfinite().all().item<bool>() &&
-         layer.post_attention_norm.weight.isfinite().all().item<bool>();
+  const auto known = [&](const auto* one) { return answers_.contains(one->place); };
+  return std::ranges::all_of(linears_of(layer), known) && std::ranges::all_of(norms_of(layer), known);
 }
 
 at::Tensor SelfProbe::run_layer(int64_t layer, const at::Tensor& x, int64_t rows) {
@@ -92,9 +100,9 @@ void SelfProbe::probe_small(int64_t layer, const at::Tensor& x) {
   // Swallowed: a column that is zero wherever something went in. Zeros by chance are rare and stand alone.
   const PlanPause pause;
   const at::Tensor lost = y.eq(0).logical_and(small.ne(0));
-  const bool swallows = lost.to(at::kDouble).mean().item<double>() > 0.02 ||
-                        (x.size(0) >= 8 && lost.sum(0).max().item<int64_t>() > x.size(0) / 2);
-  if (swallows) observe({"tiny, not zero", "layer_output", place, at::where(lost, small, y), y});
+  at::Tensor swallows = lost.to(at::kDouble).mean().gt(0.02);
+  if (x.size(0) >= 8) swallows = swallows.logical_or(lost.sum(0).max().gt(x.size(0) / 2));
+  observe({"tiny, not zero", "layer_output", place, at::where(lost.logical_and(swallows), small, y), y});
 }
 
 // h = x + attention(norm(x)) at two scales: h2 - a2 x = h1 - a1 x within rounding, once epsilon is negligible.
@@ -143,34 +151,59 @@ void SelfProbe::probe_layer(int64_t layer, const at::Tensor& x) {
     probe_small(layer, x);
     if (!bias_) probe_half_block(layer, x);
   }
-  if (!options_.operators) return;
-  const OperatorProbe probe{
-      model_,        answers_, options_.seed, pass_ == 0 ? 1 : 0, [&](const Observation& one) { observe(one); },
-      operator_cost_};
-  probe.probe_layer(layer);
+  if (options_.operators) operators_.probe_layer(layer, pass_ == 0 ? 1 : 0);
+}
+
+std::vector<at::Tensor> SelfProbe::prompt_at_layers() {
+  std::vector<at::Tensor> inputs, finite;
+  at::Tensor x = model_.embed(options_.tokens.reshape(-1));
+  for (int64_t layer = 0; layer < std::ssize(model_.layers()); ++layer) {
+    inputs.push_back(x);
+    x = run_layer(layer, x, rows_);
+    const PlanPause pause;
+    finite.push_back(inputs.back().isfinite().all());
+  }
+  const PlanPause pause;
+  const at::Tensor flags = at::stack(finite).to(at::kCPU);  // the device is waited for once
+  for (int64_t layer = 0; layer < std::ssize(inputs); ++layer) {
+    const at::Tensor& y = layer + 1 < std::ssize(inputs) ? inputs[static_cast<std::size_t>(layer + 1)] : x;
+    if (flags[layer].item<bool>()) {
+      outputs_.push_back(y);
+      continue;
+    }
+    not_finite_.push_back(layer);
+    inputs[static_cast<std::size_t>(layer)] = at::Tensor();
+    outputs_.push_back({});
+  }
+  return inputs;
 }
 
 void SelfProbe::pass(int64_t number) {
   pass_ = number;
-  at::Tensor x;
-  if (number == 0) x = model_.embed(options_.tokens.reshape(-1));
-  for (int64_t layer = 0; layer < std::ssize(model_.layers()); ++layer) {
-    bool finite = false;
-    if (number == 0) {
-      const PlanPause pause;
-      finite = x.isfinite().all().item<bool>();
-      if (!finite) not_finite_.push_back(layer);
-    }
-    const bool testable = testable_[static_cast<std::size_t>(layer)];
-    if (testable) probe_layer(layer, finite ? x : at::Tensor());
-    if (number > 0) continue;
-    const at::Tensor y = run_layer(layer, x, rows_);
-    const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
-    if (finite && testable) observe({"repetition", "layer_output", place, y, run_layer(layer, x, rows_)});
-    x = y;
+  std::vector<at::Tensor> inputs(model_.layers().size());
+  if (number == 0) inputs = prompt_at_layers();
+  for (int64_t layer = 0; layer < std::ssize(inputs); ++layer) {
+    const auto at = static_cast<std::size_t>(layer);
+    if (!testable_[at]) continue;
+    probe_layer(layer, inputs[at]);
+    if (inputs[at].defined())
+      observe(
+          {"repetition", "layer_output", model_.layers()[at].place, outputs_[at], run_layer(layer, inputs[at], rows_)});
   }
-  if (!options_.operators) return;
-  OperatorProbe{model_, answers_, options_.seed, 1, [&](const Observation& one) { observe(one); }, operator_cost_}.probe_ends();
+  if (options_.operators) {
+    operators_.probe_ends();
+    search();
+  }
+  accusations_.settle();
+}
+
+// A layer or module that was caught by chance holds an operator that may be caught, too: it is asked again, alone.
+void SelfProbe::search() {
+  for (int i = 0; i < kSearches; ++i) {
+    const std::vector<int64_t> layers = accusations_.layers_to_search();
+    if (layers.empty()) return;
+    for (const int64_t layer : layers) operators_.probe_layer(layer, 1);
+  }
 }
 
 void SelfProbe::say_limits(Diagnosis& diagnosis) const {
@@ -209,6 +242,7 @@ Diagnosis SelfProbe::run() {
     for (; passes < options_.passes && !accusations_.any(); ++passes) pass(passes);
   } catch (const c10::Error& error) {
     diagnosis.broken_off = true;
+    accusations_.settle_what_can_be();
     diagnosis.not_tested.push_back(
         fmt::format("the machine failed in the middle, after {} relations; what was not asked by then: {}",
                     accusations_.relations(), error.what_without_backtrace()));
@@ -217,12 +251,12 @@ Diagnosis SelfProbe::run() {
   diagnosis.candidates = accusations_.candidates();
   diagnosis.relations = accusations_.relations();
   diagnosis.elements = accusations_.elements();
-  diagnosis.operator_calls = layer_cost_.calls + operator_cost_.calls;
+  diagnosis.operator_calls = layer_cost_.calls + operators_.cost().calls;
   double forward = 0;
   for (const Layer& layer : model_.layers()) forward += weights_of(layer);
   forward *= static_cast<double>(options_.tokens.numel());
   diagnosis.layer_forwards = layer_cost_.multiplications / forward;
-  diagnosis.forwards = diagnosis.layer_forwards + operator_cost_.multiplications / forward;
+  diagnosis.forwards = diagnosis.layer_forwards + operators_.cost().multiplications / forward;
   if (!diagnosis.broken_off) {
     const PlanPause pause;
     say_limits(diagnosis);

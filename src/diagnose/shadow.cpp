@@ -13,6 +13,90 @@
 
 namespace faultline {
 
+namespace {
+
+constexpr std::size_t kCallsAtOnce = 64;
+
+class ShadowPass {
+ public:
+  ShadowPass(const CausalLm& model, Recomputation& reference, const at::Tensor& tokens, Accusations& accusations)
+      : model_(model), reference_(reference), tokens_(tokens), accusations_(accusations) {}
+
+  void run(int64_t pass);
+
+  int64_t forwards = 0, calls = 0, not_finite = 0;
+  std::map<std::string, int64_t> without_reference;
+
+ private:
+  struct Broken {
+    std::size_t call, number;  // of the call's observations
+    Observation observation;
+    int64_t pass;
+  };
+  std::vector<RecordedCall> record() {
+    ++forwards;
+    return record_calls([&] { model_.logits(model_.hidden_states(tokens_).narrow(0, 0, 1)); });
+  }
+  void compare(const std::vector<RecordedCall>& calls, std::size_t first, std::size_t last, int64_t pass);
+  void repeat(const std::vector<RecordedCall>& again);
+
+  const CausalLm& model_;
+  Recomputation& reference_;
+  const at::Tensor& tokens_;
+  Accusations& accusations_;
+  std::vector<Broken> broken_;
+};
+
+// The device is waited for once for many calls.
+void ShadowPass::compare(const std::vector<RecordedCall>& calls, std::size_t first, std::size_t last, int64_t pass) {
+  std::vector<Observation> observations;
+  std::vector<std::pair<std::size_t, std::size_t>> whose;
+  for (std::size_t i = first; i < last; ++i) {
+    const std::size_t before = observations.size();
+    if (reference_.check(calls[i], observations) == Checked::kNoReference) ++without_reference[calls[i].name];
+    for (std::size_t n = before; n < observations.size(); ++n) whose.emplace_back(i, n - before);
+  }
+  const std::vector<bool> suspects = suspicious(observations);
+  for (std::size_t i = 0; i < observations.size(); ++i) {
+    if (!suspects[i]) {
+      accusations_.note_kept(observations[i]);
+      continue;
+    }
+    not_finite += observations[i].expected.isfinite().all().item<bool>() ? 0 : 1;
+    broken_.push_back({whose[i].first, whose[i].second, std::move(observations[i]), pass});
+  }
+}
+
+// What a second forward gives where the same went in: noise is known by it.
+void ShadowPass::repeat(const std::vector<RecordedCall>& again) {
+  for (Broken& one : broken_) {
+    if (one.call >= again.size()) continue;
+    std::vector<Observation> observations;
+    (void)reference_.check(again[one.call], observations);
+    if (one.number < observations.size() && observations[one.number].expected.equal(one.observation.expected))
+      one.observation.repetitions.push_back(observations[one.number].observed);
+  }
+}
+
+void ShadowPass::run(int64_t pass) {
+  const std::vector<RecordedCall> recorded = record();
+  calls += std::ssize(recorded);
+  {
+    const PlanPause pause;
+    for (std::size_t i = 0; i < recorded.size(); i += kCallsAtOnce)
+      compare(recorded, i, std::min(i + kCallsAtOnce, recorded.size()), pass);
+  }
+  if (broken_.empty()) return;
+  const std::vector<RecordedCall> again = record();
+  calls += std::ssize(again);
+  const PlanPause pause;
+  repeat(again);
+  for (Broken& one : broken_) accusations_.add(std::move(one.observation), one.pass);
+  broken_.clear();
+}
+
+}  // namespace
+
 Diagnosis diagnose_shadow(const CausalLm& model, Recomputation& reference, const ShadowOptions& options) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard phase(Phase::kDiagnose);
@@ -20,39 +104,29 @@ Diagnosis diagnose_shadow(const CausalLm& model, Recomputation& reference, const
   Diagnosis diagnosis;
   diagnosis.method = "shadow";
   Accusations accusations;
-  std::map<std::string, int64_t> without_reference;
-  int64_t not_finite = 0, pass = 0;
+  ShadowPass machine(model, reference, options.tokens, accusations);
+  int64_t pass = 0;
   try {
-    for (; pass < options.passes && !accusations.any(); ++pass) {
-      const std::vector<RecordedCall> calls =
-          record_calls([&] { model.logits(model.hidden_states(options.tokens).narrow(0, 0, 1)); });
-      diagnosis.operator_calls += std::ssize(calls);
-      const PlanPause pause;
-      for (const RecordedCall& call : calls) {
-        std::vector<Observation> observations;
-        if (reference.check(call, observations) == Checked::kNoReference) ++without_reference[call.name];
-        for (const Observation& observation : observations) {
-          not_finite += observation.expected.isfinite().all().item<bool>() ? 0 : 1;
-          accusations.add(observation, pass);
-        }
-      }
-    }
+    for (; pass < options.passes && !accusations.any(); ++pass) machine.run(pass);
+    accusations.settle();
   } catch (const c10::Error& error) {
     diagnosis.broken_off = true;
+    accusations.settle_what_can_be();
     diagnosis.not_tested.push_back(
         fmt::format("the machine failed in the middle, after {} relations; what was not asked by then: {}",
                     accusations.relations(), error.what_without_backtrace()));
   }
   diagnosis.passes = pass;
-  diagnosis.forwards = diagnosis.layer_forwards = static_cast<double>(pass);
+  diagnosis.forwards = diagnosis.layer_forwards = static_cast<double>(machine.forwards);
+  diagnosis.operator_calls = machine.calls;
   diagnosis.candidates = accusations.candidates();
   diagnosis.relations = accusations.relations();
   diagnosis.elements = accusations.elements();
-  for (const auto& [name, count] : without_reference)
+  for (const auto& [name, count] : machine.without_reference)
     diagnosis.not_tested.push_back(fmt::format("{} calls of {}: no reference for it", count, name));
-  if (not_finite > 0)
-    diagnosis.not_tested.push_back(
-        fmt::format("{} calls whose right answer is not a finite number: what came in was broken already", not_finite));
+  if (machine.not_finite > 0)
+    diagnosis.not_tested.push_back(fmt::format(
+        "{} calls whose right answer is not a finite number: what came in was broken already", machine.not_finite));
   if (!diagnosis.fault_found())
     diagnosis.not_excluded.push_back(
         fmt::format("a fault that acts in less than {:.2g} of the forwards (95 %)",
