@@ -80,12 +80,12 @@ class Records:
 PAGES = {
     "eval": (["Proof that the faults happened", "Accuracy over strength", "Coverage"], 3),
     "injection": (["Proof that the faults happened", "faultline run recipe.json"], 2),
-    "train": (["Validation accuracy", "Realised relative error by layer (rows) and step (columns)", "faultline/aqn"], 3),
-    "diagnosis": (["A fault: gain at model.layers.3", "Residuals: the worst elements", "Relations that were violated"], 1),
+    "train": (["Validation accuracy", "The same at every step: ", "Realised relative error by layer (rows) and step (columns)", "faultline/aqn"], 3),
+    "diagnosis": (["A fault: gain at model.layers.3", "faultline diagnose --model", "Residuals: the worst elements", "Relations that were violated"], 1),
     "healthy": (["Healthy", "Nothing is accused"], 0),
     "campaign": (["No false accusation in", "planted kind (rows)", "Pools with intervals", "Method self"], 4),
-    "race": (["all_gather", "Corruptions by rank and layer", "fail ("], 1),
-    "triage": (["Failure rate of each cell", "Every trial", "no-drill"], 2),
+    "race": (["all_gather", "Corruptions by rank and layer", "fail (", "faultline race --quiet"], 1),
+    "triage": (["Failure rate of each cell", "Every trial", "no-drill", "faultline triage run --recipe"], 2),
 }
 
 

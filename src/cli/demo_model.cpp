@@ -22,6 +22,7 @@ constexpr const char* kQuestion = "What is the capital of France, and what is it
 constexpr int64_t kSpokenTokens = 40;
 constexpr int64_t kWindow = 64;  // tokens of a window of the text
 constexpr int64_t kDiagnosisTokens = 24;
+constexpr int64_t kAdditions = 48;
 
 Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }  // keys sorted
 
@@ -101,10 +102,11 @@ std::filesystem::path write_text(const Stage& stage, int64_t questions) {
 
 EvaluationSpec evaluation_of(const Stage& stage) {
   EvaluationSpec spec;
-  spec.task.arithmetic = {stage.seed, 1};
+  spec.task.name = "addition";
+  spec.task.arithmetic.seed = stage.seed;
   spec.task.shots = 2;
-  spec.limit = stage.quick ? 16 : 48;
-  spec.generation.max_new_tokens = 48;
+  spec.limit = kAdditions;
+  spec.generation.max_new_tokens = 4;  // " 13" and the end of the line
   spec.generation.slots = 32;
   spec.generation.seed = stage.seed;
   spec.text = write_text(stage, stage.quick ? 8 : 16);

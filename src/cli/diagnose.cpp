@@ -11,6 +11,7 @@
 #include "cli/diagnose_campaign.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "diagnose/examination.h"
 #include "lab/injection.h"
 
@@ -157,8 +158,10 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
     }
   }
   if (!options.out.empty()) {
+    nlohmann::ordered_json kept = verdicts.back();
+    kept["made_by"] = nlohmann::ordered_json::parse(provenance_json(globals, &loaded).dump());
     std::ofstream file(options.out);
-    if (!(file << verdicts.back().dump(2) << "\n")) throw RuntimeFailure(options.out + ": cannot be written");
+    if (!(file << kept.dump(2) << "\n")) throw RuntimeFailure(options.out + ": cannot be written");
   }
   if (globals.json) print_json(json);
   return code;

@@ -21,7 +21,7 @@ namespace {
 struct Options : ModelOptions {
   std::string task = "arithmetic", split = "test", limit = "100", difficulty = "1", shots = "2", scoring = "strict";
   std::string tokens = "64", slots = "32", temperature = "0", text, window = "512", strengths, out;
-  bool task_given = false;
+  bool task_given = false, limit_given = false, scoring_given = false;
 };
 
 std::vector<std::string> comma_separated(const std::string& text) {
@@ -65,6 +65,12 @@ EvaluationSpec make_spec(const Options& options, const Globals& globals) {
   spec.task.shots = static_cast<int64_t>(parse_count("--shots", options.shots, 0, 16));
   spec.split = options.split;
   spec.limit = static_cast<int64_t>(parse_count("--limit", options.limit, 1, 1 << 20));
+  if (spec.task.name == "addition") {
+    if (options.scoring_given)
+      throw UsageError("--scoring: addition has one scoring only: the number that the line ends with");
+    if (!options.limit_given)
+      spec.limit = std::ssize(addition(options.split, 0)) - (options.split == "train" ? spec.task.shots : 0);
+  }
   spec.generation.scoring = scoring_by_name(options.scoring);
   spec.generation.max_new_tokens = static_cast<int64_t>(parse_count("--max-new-tokens", options.tokens, 1, 1 << 20));
   spec.generation.slots = static_cast<int64_t>(parse_count("--slots", options.slots, 1, 4096));
@@ -101,9 +107,9 @@ void add_task_options(CLI::App& command, Options& options) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command.add_option(name, value, text)->group("Task")->type_name(type)->capture_default_str();
   };
-  offer(option("--task", options.task, "arithmetic or gsm8k", "NAME"), {"arithmetic", "gsm8k"});
+  offer(option("--task", options.task, "addition, arithmetic or gsm8k", "NAME"), {"addition", "arithmetic", "gsm8k"});
   option("--split", options.split, "test, shifted or train", "NAME");
-  option("--limit", options.limit, "how many questions, 1 to 1048576", "N");
+  option("--limit", options.limit, "how many questions, 1 to 1048576; all of addition unless given", "N");
   option("--difficulty", options.difficulty, "of arithmetic, 1 to 4", "N");
   option("--shots", options.shots, "worked examples before each question, 0 to 16", "N");
   option("--scoring", options.scoring, "strict (the number after ####) or flexible (the last number)", "NAME");
@@ -142,6 +148,8 @@ void add_eval(CLI::App& app, const Globals& globals, Run& run) {
       "Global options (--seed, --device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options, command] {
     options->task_given = command->count("--task") > 0;
+    options->limit_given = command->count("--limit") > 0;
+    options->scoring_given = command->count("--scoring") > 0;
     run = [&globals, options] { return eval(*options, globals); };
   });
 }

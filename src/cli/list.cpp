@@ -45,7 +45,9 @@ Rows operator_rows() {
 }
 
 std::string problem_counts(const TaskInfo& task) {
-  if (task.name != "gsm8k") return fmt::format("{}: any number", fmt::join(task.splits, ", "));
+  if (task.name == "addition")
+    return fmt::format("train: {}, test: {}", addition("train", 0).size(), addition("test", 0).size());
+  if (task.name == "arithmetic") return fmt::format("{}: any number", fmt::join(task.splits, ", "));
   try {
     return fmt::format("train: {}, test: {}", gsm8k("train").size(), gsm8k("test").size());
   } catch (const UsageError&) {

@@ -91,6 +91,8 @@ struct TrainingRun::State {
 };
 
 TrainingRun::State::State(LoadedModel& given, TrainingSpec wanted) : loaded(given), spec(std::move(wanted)) {
+  if (spec.task.name == "addition")
+    throw UsageError("task.name: addition is a text to continue and is for evaluations; train on arithmetic or gsm8k");
   problems = load_task(spec.task);
   const auto count =
       std::min<std::size_t>(problems.test.size(), static_cast<std::size_t>(spec.train.validation_problems));

@@ -26,26 +26,17 @@ std::string read_whole(const std::filesystem::path& path) {
 struct Work {
   std::vector<Problem> problems;
   std::vector<int64_t> text_tokens;
-  std::string prefix;
 };
 
 Work prepare(const LoadedModel& loaded, const EvaluationSpec& spec) {
   Work work;
   if (spec.run_task) {
     TaskSpec wanted = spec.task;
-    if (spec.split == "train") wanted.train = spec.limit + wanted.shots;
-    (spec.split == "shifted" ? wanted.shifted : wanted.test) = spec.limit;
-    if (spec.split != "train") wanted.train = std::max<int64_t>(wanted.shots, 1);
+    wanted.train = spec.split == "train" ? spec.limit : 0;  // beside the examples
+    wanted.test = spec.split == "test" ? spec.limit : 0;
+    wanted.shifted = spec.split == "shifted" ? spec.limit : 0;
     Problems all = load_task(wanted);
-    auto& chosen = spec.split == "train" ? all.train : spec.split == "shifted" ? all.shifted : all.test;
-    const std::span<const Problem> examples(
-        all.train.data(), std::min<std::size_t>(all.train.size(), static_cast<std::size_t>(wanted.shots)));
-    const std::size_t skip = spec.split == "train" ? examples.size() : 0;
-    for (std::size_t i = skip; i < chosen.size() && std::ssize(work.problems) < spec.limit; ++i) {
-      Problem problem = chosen[i];
-      if (!examples.empty()) problem.question = few_shot(examples, problem);
-      work.problems.push_back(std::move(problem));
-    }
+    work.problems = std::move(spec.split == "train" ? all.train : spec.split == "shifted" ? all.shifted : all.test);
   }
   if (!spec.text.empty()) work.text_tokens = loaded.tokenizer.encode(read_whole(spec.text), /*parse_special=*/false);
   return work;

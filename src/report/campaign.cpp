@@ -94,7 +94,7 @@ IntervalChart rates_chart(const std::string& method, const Tally& tally) {
 }
 
 Html confusion_of(const std::string& method, const Tally& tally) {
-  GridChart chart{.title = fmt::format("{}: planted kind (rows) and what was said (columns)", method)};
+  GridChart chart{.title = fmt::format("{}: planted kind (rows) and what was said (columns)", method), .damage = false};
   std::set<std::string> said;
   for (const auto& [planted, answers] : tally.said)
     for (const auto& [answer, n] : answers) said.insert(answer);
@@ -137,7 +137,8 @@ Html pools_of(const std::string& method, const Tally& tally) {
   if (pools.empty()) return {};
   GridChart chart{.title = fmt::format("{}: layer named rightly, by kind (rows) and class of site (columns)", method),
                   .columns = {pools.begin(), pools.end()},
-                  .unit = Unit::kShare};
+                  .unit = Unit::kShare,
+                  .damage = false};
   chart.write_values = pools.size() <= 8;
   std::vector<std::vector<Cell>> rows;
   for (const auto& [kind, by_pool] : tally.pools) {

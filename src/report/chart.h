@@ -63,6 +63,7 @@ struct GridChart {
   std::vector<std::optional<double>> values = {};  // (rows, columns)
   Unit unit = Unit::kNumber;
   bool write_values = false;  // into the cells; for few columns
+  bool damage = true;         // more is worse: red; else blue, the colour of counts and of right answers
   std::string column_label = {};
 };
 Html draw(const GridChart& chart);

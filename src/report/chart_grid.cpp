@@ -42,7 +42,8 @@ std::string draw_cell(const GridChart& chart, std::size_t row, std::size_t colum
   std::string out = fmt::format(
       "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" class=\"{}\" "
       "fill-opacity=\"{:.3f}\">{}</rect>",
-      x, y, std::max(1.0, width - 1), height - 1, value ? "heat" : "none", value ? shade(*value) : 1.0,
+      x, y, std::max(1.0, width - 1), height - 1, value ? chart.damage ? "heat" : "count" : "none",
+      value ? shade(*value) : 1.0,
       svg_title(fmt::format("{}, {}{}: {}", chart.rows[row], chart.column_label.empty() ? "" : chart.column_label + " ",
                             chart.columns[column], words)));
   if (chart.write_values && value)
@@ -53,7 +54,8 @@ std::string draw_cell(const GridChart& chart, std::size_t row, std::size_t colum
 Html legend_of(const GridChart& chart, const Shades& shade) {
   if (chart.write_values) return {};
   const double low = shade.log ? shade.low : 0;
-  Html out = text(value_text(low, chart.unit)) + markup(" <i class=\"ramp\"></i> ") +
+  Html out = text(value_text(low, chart.unit)) +
+             markup(chart.damage ? " <i class=\"ramp\"></i> " : " <i class=\"ramp count\"></i> ") +
              text(value_text(shade.high, chart.unit) + (shade.log ? ", logarithmic" : ""));
   if (std::any_of(chart.values.begin(), chart.values.end(), [](const auto& value) { return !value; }))
     out += markup(" <i class=\"key none\"></i> no evidence there");

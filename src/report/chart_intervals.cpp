@@ -17,7 +17,7 @@ struct Layout {
 
 Layout layout_for(double width) {
   if (width < 500) return {width, 8, width - 8, 44, 30, true};
-  return {width, 300, width - 215, 30, 15, false};
+  return {width, 280, width - 248, 30, 15, false};
 }
 
 Extent axis_of(const IntervalChart& chart) {

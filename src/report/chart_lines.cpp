@@ -10,7 +10,7 @@
 namespace faultline::report {
 namespace {
 
-constexpr std::size_t kColours = 6;
+constexpr std::size_t kColours = 8;
 constexpr std::size_t kMostPoints = 400;
 
 struct Axes {

@@ -68,7 +68,7 @@ Extent Extent::with_room(double share) const {
     wider.add(0), wider.add(1);
     return wider;
   }
-  const double room = high_ > low_ ? share * (high_ - low_) : std::max(std::abs(low_) * 0.1, 1e-12);
+  const double room = high_ > low_ ? share * (high_ - low_) : low_ == 0 ? 1 : std::abs(low_) * 0.1;
   wider.add(low_ - room), wider.add(high_ + room);
   return wider;
 }

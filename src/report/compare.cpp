@@ -58,7 +58,7 @@ Html accuracies(const std::vector<LoadedRecord>& records) {
   for (std::size_t i = 0; i < records.size(); ++i) {
     if (records[i].kind != "eval") continue;
     for (const EvalRow& row : read_eval_rows(records[i])) {
-      IntervalRow line{.label = fmt::format("{}: {}", i + 1, row.label), .tone = fmt::format("c{}", i % 6)};
+      IntervalRow line{.label = fmt::format("{}: {}", i + 1, row.label), .tone = fmt::format("c{}", i % 8)};
       line.value = row.accuracy, line.range = row.accuracy_range;
       line.note = !row.proven ? "evidence missing" : row.accuracy ? percent_text(*row.accuracy) : "not measured";
       chart.rows.push_back(line);

@@ -141,12 +141,14 @@ IntervalChart perplexity_chart(const std::vector<EvalRow>& rows) {
 }
 
 Html number_table(const std::vector<EvalRow>& rows) {
+  const bool texts =
+      std::any_of(rows.begin(), rows.end(), [](const EvalRow& row) { return row.perplexity.has_value(); });
   std::vector<std::vector<Cell>> cells;
   for (const EvalRow& row : rows) {
     std::vector<Cell> line = {row.label};
     if (!row.proven) {
       line.emplace_back(text("evidence missing"), true, "doubt");
-      line.insert(line.end(), 6, number_cell("–"));
+      line.insert(line.end(), texts ? 6 : 4, number_cell("–"));
       cells.push_back(line);
       continue;
     }
@@ -158,15 +160,17 @@ Html number_table(const std::vector<EvalRow>& rows) {
         row.only_clean ? fmt::format("{} / {}", number_text(row.only_clean), number_text(row.only_faulty)) : "–"));
     line.push_back(number_cell(row.p ? p_text(*row.p) : "–"));
     line.push_back(number_cell(row.p_holm ? p_text(*row.p_holm) : "–"));
-    line.push_back(number_cell(number_text(row.perplexity)));
-    line.push_back(number_cell(row.added_range ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", row.added_nats.value_or(0),
-                                                             row.added_range->first, row.added_range->second)
-                                               : "–"));
+    if (texts) line.push_back(number_cell(number_text(row.perplexity)));
+    if (texts)
+      line.push_back(number_cell(row.added_range ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", row.added_nats.value_or(0),
+                                                               row.added_range->first, row.added_range->second)
+                                                 : "–"));
     cells.push_back(line);
   }
-  return table({"row", "accuracy", "95 % interval", "lost / won answers", "p (paired)", "p (Holm)", "perplexity",
-                "added nats a token, 95 %"},
-               cells);
+  std::vector<std::string> heading = {"row",        "accuracy", "95 % interval", "lost / won answers",
+                                      "p (paired)", "p (Holm)"};
+  if (texts) heading.insert(heading.end(), {"perplexity", "added nats a token, 95 %"});
+  return table(heading, cells);
 }
 
 Html measured(const std::vector<EvalRow>& rows) {

@@ -58,10 +58,9 @@ Html contrasts_of(const Json& contrasts) {
   for (const Json& one : contrasts) {
     const std::optional<double> difference = number(one, "difference");
     const auto range = interval(one, "interval");
-    IntervalRow row{
-        .label = fmt::format("{}: {} against {}", string(one, "name"), string(one, "arm"), string(one, "against")),
-        .note = "not comparable",
-        .tone = "c1"};
+    IntervalRow row{.label = fmt::format("{} against {}", string(one, "arm"), string(one, "against")),
+                    .note = "not comparable",
+                    .tone = "c1"};
     if (difference && range) {
       const std::optional<double> p = number(one, "p_holm");
       row.value = 100 * *difference;

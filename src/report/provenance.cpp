@@ -35,6 +35,12 @@ Html by_recipe(const LoadedRecord& record) {
          folded(text("The resolved recipe"), code_block(to_json_text(recipe, 2)));
 }
 
+Html by_command(const Json& command) {
+  std::vector<std::string> words = {"faultline"};
+  for (const Json& word : command) words.push_back(quoted(shown(word)));
+  return steps(fmt::format("{}", fmt::join(words, " ")), "");
+}
+
 std::string short_commit(const Json& versions) {
   std::vector<std::string> parts;
   for (const auto& [key, value] : fields(versions).items()) parts.push_back(fmt::format("{} {}", key, shown(value)));
@@ -45,18 +51,24 @@ std::string short_commit(const Json& versions) {
 
 Html rerun(const LoadedRecord& record) {
   if (record.kind == "triage")
-    return steps(fmt::format("faultline triage run {}", quoted((record.path / "recipe.resolved.yaml").string())),
-                 "The recipe lies beside the matrix, with every default written out.");
-  if (record.kind == "experiment" || record.kind == "campaign")
+    return steps(
+        fmt::format("faultline triage run --recipe {}", quoted((record.path / "recipe.resolved.yaml").string())),
+        "The recipe lies beside the matrix, with every default written out.");
+  if (record.kind == "campaign")
+    return paragraph(
+        text("The store holds every trial with its seed. The same campaign (`faultline diagnose --campaign "
+             "NAME --store FILE`, or `faultline run` with its recipe) goes on with a store: trials that "
+             "are in it are not made again."));
+  if (record.kind == "experiment")
     return paragraph(
         text("Run the experiment's recipe again with the same --out: finished trials are kept, missing ones are made. "
              "Every single trial has its own run directory, with its recipe, below runs/."));
+  // A record that is one file says itself who made it.
+  if (const Json& command = at(at(record.document, "made_by"), "command"); command.is_array())
+    return by_command(command);
   if (!record.manifest) return paragraph(text("The record does not say how it was made."), "note");
   const Json& command = at(record.manifest->recipe, "command");
-  if (!command.is_array()) return by_recipe(record);
-  std::vector<std::string> words = {"faultline"};
-  for (const Json& word : command) words.push_back(quoted(shown(word)));
-  return steps(fmt::format("{}", fmt::join(words, " ")), "");
+  return command.is_array() ? by_command(command) : by_recipe(record);
 }
 
 Html provenance(const LoadedRecord& record) {
@@ -71,9 +83,15 @@ Html provenance(const LoadedRecord& record) {
     rows.push_back({"machine", short_commit(manifest.host)});
     rows.push_back({"device", short_commit(manifest.device)});
   }
+  if (const Json& made_by = at(record.document, "made_by"); made_by.is_object()) {
+    rows.push_back({"seed", string(made_by, "seed")});
+    rows.push_back({"versions", short_commit(at(made_by, "versions"))});
+    rows.push_back({"machine", short_commit(at(made_by, "host"))});
+    rows.push_back({"device", string(made_by, "device")});
+  }
   if (record.summary && record.summary->steps_planned > 0)
     rows.push_back({"steps", fmt::format("{} of {}", record.summary->step_reached, record.summary->steps_planned)});
-  rows.push_back({"events", number_text(static_cast<double>(record.events.size()))});
+  if (!record.events.empty()) rows.push_back({"events", number_text(static_cast<double>(record.events.size()))});
   Html out = table({}, rows);
   if (record.manifest)
     out += paragraph(text("Manifest, summary and ledger carry a seal and every event a checksum; all that is shown "

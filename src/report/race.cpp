@@ -20,7 +20,7 @@ std::string names(const Json& list, const char* separator) {
 }
 
 // Findings of all ranks under one key of the evidence: mismatches, events, …
-Html findings(const Json& evidence, const char* key, const std::vector<std::string>& columns) {
+Html findings(const Json& evidence, const char* key, const char* title, const std::vector<std::string>& columns) {
   std::vector<std::vector<Cell>> rows;
   std::size_t count = 0;
   for (const Json& rank : items(evidence)) {
@@ -28,13 +28,16 @@ Html findings(const Json& evidence, const char* key, const std::vector<std::stri
     for (const Json& one : items(list.is_object() ? at(list, "items") : list)) {
       if (++count > kMostFindings) continue;
       std::vector<Cell> row;
-      for (const std::string& column : columns) row.emplace_back(string(one, column));
+      for (const std::string& column : columns) {
+        const Json& value = at(one, column);
+        row.emplace_back(value.is_array() ? names(value, ", ") : string(one, column));
+      }
       rows.push_back(std::move(row));
     }
     count += static_cast<std::size_t>(std::max(0.0, number(list, "omitted").value_or(0)));
   }
   if (rows.empty()) return {};
-  return element("h3", text(fmt::format("{} ({})", key, count))) + table(columns, rows);
+  return element("h3", text(fmt::format("{} ({})", title, count))) + table(columns, rows);
 }
 
 // Events by rank and layer, the attributed ones: where the damage is.
@@ -67,16 +70,19 @@ Story tell_race(const LoadedRecord& record) {
   const std::string verdict = string(result, "verdict");
   story.tone = verdict == "pass" ? Tone::kGood : verdict == "fail" ? Tone::kBad : Tone::kDoubt;
   story.headline = fmt::format("{} ({}): {}", verdict, string(result, "outcome"), string(result, "sentence"));
-  story.words.push_back(fmt::format("{} ranks, {} iterations, {} layers, {:.3g} s; blamed ranks: {}.",
-                                    string(result, "ranks"), string(result, "iterations"), string(result, "layers"),
-                                    number(result, "seconds").value_or(0), names(at(result, "blamed"), ", ")));
+  story.words.push_back(fmt::format("{} ranks, {} iterations, {} layers, {:.3g} s.", string(result, "ranks"),
+                                    string(result, "iterations"), string(result, "layers"),
+                                    number(result, "seconds").value_or(0)));
+  if (const std::string blamed = joined(at(result, "blamed"), ", "); !blamed.empty())
+    story.words.push_back(fmt::format("Ranks that hold the others up: {}.", blamed));
   const Json& evidence = at(result, "evidence");
-  Html body = findings(evidence, "events",
+  Html body = findings(evidence, "events", "Corruptions and whom they are put down to",
                        {"rank", "iteration", "layer", "cause", "operation", "keys", "sources", "consequences"});
-  body +=
-      findings(evidence, "mismatches", {"rank", "iteration", "layer", "operation", "phase", "damage", "count", "xor"});
-  body += findings(evidence, "deviations", {"rank", "iteration", "layer", "key", "scope", "observed", "reference"});
-  body += findings(evidence, "slow", {"rank", "iteration", "layer", "seconds", "usual"});
+  body += findings(evidence, "mismatches", "Elements that are not the ones that were sent",
+                   {"rank", "iteration", "layer", "operation", "phase", "damage", "count", "xor"});
+  body += findings(evidence, "deviations", "Digests that differ",
+                   {"rank", "iteration", "layer", "key", "scope", "observed", "reference"});
+  body += findings(evidence, "slow", "Slow steps", {"rank", "iteration", "layer", "seconds", "usual"});
   if (body.empty()) body = paragraph(text("No rank found anything."), "note");
   story.sections.push_back({"What the ranks found", damage_map(result) + body});
   std::vector<std::vector<Cell>> failures;

@@ -8,19 +8,19 @@ const char* const kStyleSheet = R"css(:root {
   --page: #ffffff; --panel: #f5f6f8; --ink: #1a1d21; --soft: #59616b; --rule: #d9dde2; --grid: #e7eaee;
   --good: #0b7a3b; --bad: #c0282d; --doubt: #96620a; --plain: #47505b;
   --good-back: #eaf6ee; --bad-back: #fcedec; --doubt-back: #fdf4e1; --plain-back: #f1f3f6;
-  --c0: #0b67b2; --c1: #c4570a; --c2: #0a8068; --c3: #9a3f8f; --c4: #8a7400; --c5: #4d545c; --heat: #b2182b; --on: #ffffff;
+  --c0: #0b67b2; --c1: #c4570a; --c2: #0a8068; --c3: #9a3f8f; --c4: #8a7400; --c5: #4d545c; --c6: #c2185b; --c7: #4f7a00; --heat: #b2182b; --on: #ffffff;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #14171b; --panel: #1d2126; --ink: #e7e9ec; --soft: #a0a8b2; --rule: #343a42; --grid: #2a2f36;
     --good: #5bc98a; --bad: #ff8178; --doubt: #eab14d; --plain: #b3bbc5;
     --good-back: #16281e; --bad-back: #331b1b; --doubt-back: #2f2614; --plain-back: #1f242a;
-    --c0: #66b5f5; --c1: #f39a54; --c2: #4fcbb0; --c3: #dd94d4; --c4: #d8c34c; --c5: #b3bbc5; --heat: #ff6b5e; --on: #14171b;
+    --c0: #66b5f5; --c1: #f39a54; --c2: #4fcbb0; --c3: #dd94d4; --c4: #d8c34c; --c5: #b3bbc5; --c6: #ff7aa8; --c7: #a5d14a; --heat: #ff6b5e; --on: #14171b;
   }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+main { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
 h1 { font-size: 1.55rem; line-height: 1.25; margin: 0 0 1rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-bottom: .3rem; border-bottom: 1px solid var(--rule); }
 h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; overflow-wrap: anywhere; }
@@ -44,11 +44,11 @@ p.good, div.good { color: var(--good); } p.bad, div.bad { color: var(--bad); }
 table { border-collapse: collapse; font-size: .88rem; min-width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; color: var(--soft); white-space: nowrap; }
-td { overflow-wrap: anywhere; max-width: 30rem; } td:not(.n) { min-width: 5.5rem; } td:not(.n):first-child { min-width: 10.5rem; }
+td { overflow-wrap: break-word; max-width: 30rem; } table:not(:has(thead)) td { overflow-wrap: anywhere; } td:not(.n) { min-width: 5.5rem; } td:not(.n):first-child { min-width: 10.5rem; }
 th:first-child, td:first-child { padding-left: 0; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.good { color: var(--good); } td.bad { color: var(--bad); } td.doubt { color: var(--doubt); }
-td pre { min-width: 12rem; margin: .25rem 0; padding: .4rem .6rem; }
+td pre { min-width: 12rem; max-height: 18rem; overflow-y: auto; margin: .25rem 0; padding: .4rem .6rem; }
 pre { background: var(--panel); border-radius: 4px; padding: .7rem .9rem; overflow-x: auto; font: .82rem/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 details { margin: .6rem 0; } summary { cursor: pointer; color: var(--c0); font-size: .92rem; }
 figure { margin: 1.25rem 0; } figcaption { font-size: .88rem; font-weight: 600; margin-bottom: .5rem; overflow-wrap: anywhere; }
@@ -65,12 +65,14 @@ text.on { fill: var(--on); }
 .range.good { stroke: var(--good); } .dot.good { fill: var(--good); } .range.doubt { stroke: var(--doubt); } .dot.doubt { fill: var(--doubt); }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .band { fill-opacity: .16; }
 .c0 { --s: var(--c0); } .c1 { --s: var(--c1); } .c2 { --s: var(--c2); } .c3 { --s: var(--c3); } .c4 { --s: var(--c4); } .c5 { --s: var(--c5); }
+.c6 { --s: var(--c6); } .c7 { --s: var(--c7); }
 .line, .range { stroke: var(--s); } .band, .point, .dot { fill: var(--s); } .key { background: var(--s); }
-.heat { fill: var(--heat); } rect.none { fill: var(--grid); }
+.heat { fill: var(--heat); } .count { fill: var(--c0); } .heat, .count { stroke: var(--rule); stroke-opacity: .7; } rect.none { fill: var(--grid); }
 .legend { display: flex; flex-wrap: wrap; align-items: center; gap: .2rem 1rem; font-size: .82rem; color: var(--soft); margin-top: .35rem; overflow-wrap: anywhere; }
 .key { display: inline-block; width: .9em; height: .9em; border-radius: 2px; margin-right: .4em; vertical-align: -.1em; }
 .key.none { background: var(--grid); margin-right: -.6em; } .key.dashed { height: 0; border-top: 2px dashed var(--plain); border-radius: 0; vertical-align: .25em; }
 .ramp { display: inline-block; width: 6rem; height: .9em; border-radius: 2px; background: linear-gradient(to right, transparent, var(--heat)); border: 1px solid var(--rule); }
+.ramp.count { background: linear-gradient(to right, transparent, var(--c0)); }
 @media (max-width: 640px) {
   main { padding: 1rem 1rem 3rem; } h1 { font-size: 1.25rem; } td:not(.n):first-child { min-width: 8rem; } .headline { font-size: 1.08rem; }
   svg.wide { display: none; } svg.narrow { display: block; }
@@ -78,7 +80,7 @@ text.on { fill: var(--on); }
 @media print {
   :root { --page: #fff; --panel: #f3f3f3; --ink: #000; --soft: #444; --rule: #bbb; --grid: #ddd; --good: #0b6a34; --bad: #a81f24;
     --doubt: #7a5006; --plain: #333; --good-back: #fff; --bad-back: #fff; --doubt-back: #fff; --plain-back: #fff;
-    --c0: #0b67b2; --c1: #c4570a; --c2: #0a8068; --c3: #9a3f8f; --c4: #8a7400; --c5: #4d545c; --heat: #b2182b; --on: #fff; }
+    --c0: #0b67b2; --c1: #c4570a; --c2: #0a8068; --c3: #9a3f8f; --c4: #8a7400; --c5: #4d545c; --c6: #c2185b; --c7: #4f7a00; --heat: #b2182b; --on: #fff; }
   body { font-size: 10.5pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; } main { max-width: none; padding: 0; }
   svg.wide { display: block; } svg.narrow { display: none; }
   figure, tr, .verdict { break-inside: avoid; } h2, h3 { break-after: avoid; } .scroll { overflow: visible; } table { font-size: 8.5pt; }

@@ -1,6 +1,7 @@
 // The story of a training run: how far it came, what its validations said (clean and under faults apart), and a curve
 // for every series in its events.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -126,6 +127,15 @@ Html layer_map(const LoadedRecord& record) {
   return draw(chart);
 }
 
+// A series that never moves is a number, not a picture.
+std::optional<double> only_value(const LineChart& chart) {
+  const double first = chart.series.front().points.front().y;
+  for (const Series& series : chart.series)
+    for (const Point& point : series.points)
+      if (point.y != first) return std::nullopt;
+  return first;
+}
+
 }  // namespace
 
 Html curves_of(const std::vector<const LoadedRecord*>& records) {
@@ -139,12 +149,21 @@ Html curves_of(const std::vector<const LoadedRecord*>& records) {
     }
   }
   std::vector<Html> drawn;
-  for (const auto& [name, chart] : charts)
-    if (drawn.size() < kMostCurves) drawn.push_back(draw(chart));
-  if (drawn.empty()) return {};
-  Html out = side_by_side(drawn);
-  if (charts.size() > kMostCurves)
-    out += paragraph(text(fmt::format("{} of {} series are shown.", kMostCurves, charts.size())), "note");
+  std::vector<std::string> constant;
+  std::size_t moving = 0;
+  for (const auto& [name, chart] : charts) {
+    if (const std::optional<double> value = only_value(chart)) {
+      constant.push_back(fmt::format("{} {}", name, number_text(*value)));
+    } else if (++moving <= kMostCurves) {
+      drawn.push_back(draw(chart));
+    }
+  }
+  if (charts.empty()) return {};
+  Html out = drawn.empty() ? Html() : side_by_side(drawn);
+  if (moving > kMostCurves)
+    out += paragraph(text(fmt::format("{} of {} series are shown.", kMostCurves, moving)), "note");
+  if (!constant.empty())
+    out += paragraph(text(fmt::format("The same at every step: {}.", fmt::join(constant, ", "))), "note");
   return out;
 }
 
@@ -159,7 +178,7 @@ Story tell_train(const LoadedRecord& record) {
     story.tone = Tone::kDoubt;
     story.headline = "The training has not ended; what follows is how far it came.";
   } else {
-    story.tone = record.summary->complete() ? Tone::kGood : Tone::kDoubt;
+    story.tone = record.summary->complete() ? Tone::kPlain : Tone::kDoubt;
     story.headline = fmt::format("{} of {} steps were made{}{}.", record.summary->step_reached,
                                  record.summary->steps_planned, accuracy.empty() ? "" : ": ", accuracy);
   }

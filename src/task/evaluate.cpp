@@ -17,6 +17,10 @@ std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer, const std::string
   return tokenizer.encode(tokenizer.render_chat(conversation, /*add_generation_prompt=*/true));
 }
 
+std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer, const Problem& problem) {
+  return problem.continued ? tokenizer.encode(problem.question) : prompt_tokens(tokenizer, problem.question);
+}
+
 std::string spoken_text(const Tokenizer& tokenizer, std::span<const int64_t> tokens) {
   StreamDecoder decoder(tokenizer);
   std::string text;
@@ -41,7 +45,7 @@ std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, 
   int64_t finished = 0;
   std::vector<Request> requests;
   for (std::size_t i = 0; i < problems.size(); ++i)
-    requests.push_back({prompt_tokens(tokenizer, options.prefix + problems[i].question), options.max_new_tokens,
+    requests.push_back({prompt_tokens(tokenizer, problems[i]), options.max_new_tokens,
                         options.seed * 0x9E3779B97F4A7C15u + i, options.sampling});
   generation.on_finished = [&](std::size_t) {
     ++finished;
@@ -56,8 +60,10 @@ std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, 
                                           completion.tokens.size() - (completion.ended ? 1 : 0));
     Answer answer{problems[i].id,  spoken_text(tokenizer, spoken), "", 0, std::ssize(completion.tokens),
                   completion.ended};
-    answer.extracted = extract_answer(answer.text, options.scoring);
-    answer.reward = reward(answer.text, problems[i].answer, options.scoring);
+    if (problems[i].continued) answer.text.resize(std::min(answer.text.find('\n'), answer.text.size()));
+    const Scoring scoring = scoring_of(problems[i], options.scoring);
+    answer.extracted = extract_answer(answer.text, scoring);
+    answer.reward = reward(answer.text, problems[i].answer, scoring);
     answers.push_back(std::move(answer));
   }
   return answers;

@@ -16,7 +16,6 @@ struct EvaluateOptions {
   int64_t slots = 32;
   Sampling sampling{.temperature = 0};
   Scoring scoring = Scoring::kStrict;
-  std::string prefix;  // worked examples before every question; "" for none
   uint64_t seed = 0;
   bool fixed_batch = false;
 };
@@ -29,7 +28,8 @@ struct Answer {
 };
 
 std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer,
-                                   const std::string& message);  // through the chat template
+                                   const std::string& message);                          // through the chat template
+std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer, const Problem& problem);  // as the problem wants it
 // Special tokens left out; U+FFFD for what is no token.
 std::string spoken_text(const Tokenizer& tokenizer, std::span<const int64_t> tokens);
 std::vector<int64_t> all_end_tokens(const CausalLm& model, const Tokenizer& tokenizer);

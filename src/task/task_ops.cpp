@@ -36,7 +36,7 @@ std::string op_task_problems(const std::string& name, const std::string& split, 
   return with_value_errors([&] {
     TaskSpec spec{.name = task_info(name).name, .arithmetic = {static_cast<uint64_t>(seed), difficulty}};
     if (spec.name == "arithmetic") return to_json(arithmetic(split, count, spec.arithmetic));
-    std::vector<Problem> problems = gsm8k(split);
+    std::vector<Problem> problems = spec.name == "addition" ? addition(split, spec.arithmetic.seed) : gsm8k(split);
     if (count >= 0 && static_cast<size_t>(count) < problems.size()) problems.resize(static_cast<size_t>(count));
     return to_json(problems);
   });

@@ -36,6 +36,15 @@ Schema arithmetic_options() {
                  {.default_value = Node(512), .doc = "problems with other wording and larger numbers"}));
 }
 
+Schema addition_options() {
+  return Schema::map()
+      .field("seed", Schema::integer({.min = 0}), {.default_value = Node(0), .doc = "of the order"})
+      .field("train", count_schema(), {.doc = "the first so many; all of them if not given"})
+      .field("test", count_schema(), {.doc = "the first so many; all of them if not given"})
+      .field("shots", Schema::integer({.min = 0, .max = 16}),
+             {.default_value = Node(2), .doc = "sums with their results before each question"});
+}
+
 Schema gsm8k_options() {
   const Schema file = Schema::string({.min = 1});
   return with_common_options(
@@ -77,6 +86,15 @@ Problems load_gsm8k(const TaskSpec& spec) {
   Problems problems;
   problems.train = spec.train_file.empty() ? gsm8k("train") : read_gsm8k(spec.train_file);
   problems.test = spec.test_file.empty() ? gsm8k("test") : read_gsm8k(spec.test_file);
+  return problems;
+}
+
+Problems load_all(const TaskSpec& spec) {
+  const std::string& name = task_info(spec.name).name;
+  if (name == "arithmetic") return load_arithmetic(spec);
+  Problems problems =
+      name == "addition" ? Problems{addition("train", spec.arithmetic.seed), addition("test", spec.arithmetic.seed), {}}
+                         : load_gsm8k(spec);
   keep_first(problems.test, spec.test, "test");
   keep_first(problems.train, spec.train ? std::optional(*spec.train + spec.shots) : std::nullopt, "train");
   return problems;
@@ -86,6 +104,12 @@ Problems load_gsm8k(const TaskSpec& spec) {
 
 const std::vector<TaskInfo>& task_infos() {
   static const std::vector<TaskInfo> infos = {
+      {"addition",
+       "sums of two one-digit numbers, a text to continue: what a small untuned model can do",
+       "Scored by the last number of the line that the model adds. For evaluations; training wants a task with "
+       "messages.",
+       {"train", "test"},
+       addition_options()},
       {"arithmetic",
        "two-step word problems made from a seed; no number triple is in two splits",
        "There are as many problems as you ask for; problem i of a split does not depend on how many there are.",
@@ -129,11 +153,9 @@ TaskSpec read_task(const Node& task) {
   spec.test = optional_count(task, "test");
   spec.shifted = optional_count(task, "shifted");
   spec.shots = task.at("shots").as_integer();
-  spec.scoring = scoring_by_name(task.at("scoring").as_string());
-  if (spec.name == "arithmetic") {
-    spec.arithmetic.difficulty = task.at("difficulty").as_integer();
-    spec.arithmetic.seed = static_cast<uint64_t>(task.at("seed").as_integer());
-  }
+  if (const Node* scoring = task.find("scoring")) spec.scoring = scoring_by_name(scoring->as_string());
+  if (const Node* difficulty = task.find("difficulty")) spec.arithmetic.difficulty = difficulty->as_integer();
+  if (const Node* seed = task.find("seed")) spec.arithmetic.seed = static_cast<uint64_t>(seed->as_integer());
   spec.train_file = optional_text(task, "train_file");
   spec.test_file = optional_text(task, "test_file");
   return spec;
@@ -141,7 +163,7 @@ TaskSpec read_task(const Node& task) {
 
 // Examples are training problems that are then not trained on: the last ones loaded.
 Problems load_task(const TaskSpec& spec) {
-  Problems problems = task_info(spec.name).name == "arithmetic" ? load_arithmetic(spec) : load_gsm8k(spec);
+  Problems problems = load_all(spec);
   const auto shots = static_cast<size_t>(spec.shots);
   if (shots == 0) return problems;
   if (problems.train.size() < shots)
@@ -157,7 +179,9 @@ Problems load_task(const TaskSpec& spec) {
 
 std::string few_shot(std::span<const Problem> examples, const Problem& problem) {
   std::string text;
-  for (const Problem& example : examples) text += example.question + "\n" + example.solution + "\n\n";
+  for (const Problem& example : examples)
+    text += example.continued ? example.question + example.solution + "\n"
+                              : example.question + "\n" + example.solution + "\n\n";
   return text + problem.question;
 }
 

@@ -74,6 +74,45 @@ TEST(Arithmetic, RefusesUnknownSplitsCountsAndLevels) {
   EXPECT_NE(refusal([] { task_info("gsm8"); }).find("did you mean 'gsm8k'?"), std::string::npos);
 }
 
+TEST(Addition, HasEverySumOnceAndNoPairInBothSplits) {
+  std::set<std::string> seen;
+  std::set<std::pair<char, char>> pairs[2];
+  for (const char* split : {"train", "test"}) {
+    for (const Problem& problem : addition(split, 5)) {
+      const char a = problem.question[0], b = problem.question[4];
+      EXPECT_EQ(problem.question, std::string{a} + " + " + b + " =");
+      EXPECT_EQ(std::stoi(problem.answer), (a - '0') + (b - '0'));
+      EXPECT_EQ(reward(problem.solution, problem.answer, scoring_of(problem, Scoring::kStrict)), 1);
+      EXPECT_TRUE(seen.insert(problem.question).second) << problem.question;
+      pairs[split == std::string("test")].insert(std::minmax(a, b));
+    }
+  }
+  EXPECT_EQ(seen.size(), 81u);
+  for (const auto& pair : pairs[0]) EXPECT_FALSE(pairs[1].contains(pair));
+}
+
+TEST(Addition, TheSeedOrdersAndTwoExamplesAlwaysShowSumsOfOneAndOfTwoDigits) {
+  EXPECT_EQ(addition("test", 3), addition("test", 3));
+  EXPECT_NE(addition("test", 3), addition("test", 4));
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const auto train = addition("train", seed);
+    EXPECT_NE(train[0].answer.size(), train[1].answer.size()) << seed;
+  }
+}
+
+TEST(Addition, IsAskedAsATextToContinueAfterTwoSums) {
+  const Problems problems = load_task(spec_of("task: {name: addition, seed: 2, train: 0, test: 1}"));
+  const auto examples = addition("train", 2), test = addition("test", 2);
+  ASSERT_EQ(problems.test.size(), 1u);
+  EXPECT_TRUE(problems.train.empty());
+  EXPECT_TRUE(problems.test[0].continued);
+  EXPECT_EQ(problems.test[0].question, examples[0].question + " " + examples[0].answer + "\n" + examples[1].question +
+                                           " " + examples[1].answer + "\n" + test[0].question);
+  EXPECT_NE(refusal([] { load_task(spec_of("task: {name: addition, test: 82}")); }).find("82 problems are wanted"),
+            std::string::npos);
+  EXPECT_NE(refusal([] { spec_of("task: {name: addition, scoring: strict}"); }).find("scoring"), std::string::npos);
+}
+
 TEST(TaskSection, FillsInDefaults) {
   const TaskSpec spec = spec_of("task: {name: arithmetic, train: 16, test: 8}");
   EXPECT_EQ(spec.arithmetic.difficulty, 2);
