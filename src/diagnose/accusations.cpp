@@ -93,7 +93,8 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
   if (kind.weight >= sum.weight) sum.detail = kind.detail;
   sum.weight += kind.weight;
   sum.intermittent |= kind.intermittent;
-  accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh;
+  accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh || observation.relation == "repetition" ||
+                            kind.name == "noise" || kind.name == "spike";
 }
 
 std::vector<int64_t> Accusations::layers_to_search() {

@@ -11,7 +11,7 @@
 namespace faultline {
 namespace {
 
-constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192, kPatternRows = 12;
+constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192, kPatternRows = 12, kSolvedAtOnce = 64;
 constexpr double kAccumulator = 0x1p-24;
 constexpr double kFunctionError = 0x1p-20;  // of fp32 functions and short sums, relative; 8 ulps of fp32
 
@@ -36,14 +36,18 @@ at::Tensor level_rows(const at::Tensor& weight, at::Generator& random) {
   const int64_t rows = std::min((outputs + group - 1) / group, kMostLevelRows);
   const at::Tensor order = at::randperm(outputs, random, at::kLong).to(weight.device());
   std::vector<at::Tensor> all;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t first = std::min(r * group, outputs - group);
-    const at::Tensor chosen = weight.index_select(0, order.narrow(0, first, group));  // (G, K)
-    at::Tensor gram = chosen.mm(chosen.t());
-    gram = gram + at::eye(group, gram.options()) * (1e-6 * gram.diagonal().mean() + 1e-30);
-    const at::Tensor wanted = random_signs({group, 1}, random, gram.options());
-    const at::Tensor x = at::linalg_solve(gram, wanted).t().mm(chosen);  // (1, K)
-    all.push_back(x / x.square().mean().sqrt().clamp_min(1e-30));
+  for (int64_t first = 0; first < rows; first += kSolvedAtOnce) {
+    const int64_t count = std::min(kSolvedAtOnce, rows - first);
+    // (count * G): groups one after the other, the last one moved back to where it is whole
+    const at::Tensor start = ((at::arange(count, at::kLong) + first) * group).clamp_max(outputs - group);
+    const at::Tensor index = (start.unsqueeze(1) + at::arange(group, at::kLong)).flatten().to(weight.device());
+    const at::Tensor chosen = weight.index_select(0, order.index_select(0, index)).reshape({count, group, inputs});
+    at::Tensor gram = chosen.bmm(chosen.transpose(1, 2));  // (count, G, G)
+    const at::Tensor ridge = 1e-6 * gram.diagonal(0, 1, 2).mean(1) + 1e-30;
+    gram = gram + at::eye(group, gram.options()) * ridge.reshape({-1, 1, 1});
+    const at::Tensor wanted = random_signs({count, group, 1}, random, gram.options());
+    const at::Tensor x = at::linalg_solve(gram, wanted).transpose(1, 2).bmm(chosen).squeeze(1);  // (count, K)
+    all.push_back(x / x.square().mean(1, true).sqrt().clamp_min(1e-30));
   }
   return at::cat(all, 0);
 }
