@@ -150,9 +150,9 @@ void Recomputation::check_attention(const RecordedCall& call, std::vector<Observ
   const double unit = std::ldexp(1.0, -mantissa_bits(dtype) - 1);
   const at::Tensor largest = k.norm(2, -1).amax(-1, true).unsqueeze(-1);  // (B, H, 1, 1)
   const at::Tensor score_error = q.norm(2, -1, true) * largest * (scale * std::sqrt(size) * 0x1p-23);
-  // Chances are rounded once, relative to the largest of their row, which is exp(0): a single key's is 1 and exact.
+  // Chances and their sum are rounded, relative to the largest of their row, which is exp(0): a single key's is exact.
   const at::Tensor single = chances.amax(-1, true).eq(1);  // (B, H, T, 1)
-  const at::Tensor rounded = at::where(single, at::zeros_like(weight), weight * (1.01 * unit));
+  const at::Tensor rounded = at::where(single, at::zeros_like(weight), weight * (2 * unit));
   const at::Tensor tolerance = half_ulp(exact, dtype) + rounded + weight * (kFunctionError + 2 * score_error);
   observations.push_back(compare("attention", call, 0, exact, tolerance));
 }
