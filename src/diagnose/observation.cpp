@@ -75,8 +75,9 @@ int mantissa_bits(at::ScalarType dtype) {
 
 at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype) {
   const int least = dtype == at::kHalf ? -14 : dtype == at::kDouble ? -1022 : -126;
-  const at::Tensor exponent = std::get<1>(at::frexp(y.to(at::kDouble).abs().clamp_min(std::ldexp(1.0, least))));
-  return at::ldexp(at::ones_like(exponent, at::kDouble), exponent - (mantissa_bits(dtype) + 2));
+  constexpr int64_t exponent_bits = 0x7ff0000000000000;  // alone they are the power of two below |y|
+  const at::Tensor power = y.to(at::kDouble).view(at::kLong).bitwise_and(exponent_bits).view(at::kDouble);
+  return power.clamp_min(std::ldexp(1.0, least)) * std::ldexp(1.0, -mantissa_bits(dtype) - 1);
 }
 
 std::vector<bool> suspicious(std::span<const Observation> observations) {
