@@ -59,6 +59,30 @@ Rows curve_rows(const OrderedJson& curves) {
   return rows;
 }
 
+Rows bar_rows(const OrderedJson& bars) {
+  Rows rows = {{"method", "bar", "wanted", "measured", "worst pool", "trials", "holds"}};
+  for (const OrderedJson& bar : bars) {
+    const OrderedJson& holds = bar["holds"];
+    rows.push_back({bar["method"].get<std::string>(), bar["bar"].get<std::string>(),
+                    fmt::format("{:g}", bar["wanted"].get<double>()),
+                    fmt::format("{:.4g}", bar["measured"].get<double>()), bar["where"].get<std::string>(),
+                    fmt::format("{}", bar["trials"].get<int64_t>()),
+                    holds.is_null()     ? "too few trials"
+                    : holds.get<bool>() ? "yes"
+                                        : "no"});
+  }
+  return rows;
+}
+
+Rows against_rows(const OrderedJson& pools) {
+  Rows rows = {{"pool", "only this method", "only classic", "p"}};
+  for (const auto& [name, pair] : pools.items())
+    rows.push_back({name, fmt::format("{}", pair["only_this"].get<int64_t>()),
+                    fmt::format("{}", pair["only_classic"].get<int64_t>()),
+                    fmt::format("{:.2g}", pair["p"].get<double>())});
+  return rows;
+}
+
 std::string method_text(const std::string& name, const OrderedJson& one, bool markdown) {
   const auto shown = [&](const Rows& rows) { return markdown ? "\n" + markdown_table(rows) + "\n" : table(rows); };
   std::string text = markdown ? fmt::format("## {}\n\n", name) : "\n" + styled(Style::kHeading, name) + "\n";
@@ -73,17 +97,13 @@ std::string method_text(const std::string& name, const OrderedJson& one, bool ma
                       fmt::format("{:.2f} %", 100 * healthy["upper"].get<double>())});
     text += shown(rows);
   }
-  if (one.contains("against_classic")) {
-    const OrderedJson& all = one["against_classic"].value("all", OrderedJson());
-    if (!all.is_null())
-      text +=
-          fmt::format("The layer named where classic did not: {}; the other way: {}; p = {:.2g} (McNemar, exact).\n",
-                      all["only_this"].get<int64_t>(), all["only_classic"].get<int64_t>(), all["p"].get<double>());
-  }
   text += shown(pool_rows(one["pools"]));
   if (one.contains("intermittent"))
     text += "Faults that act in one call of ten:\n" + shown(pool_rows(one["intermittent"]));
   if (one.contains("curves")) text += "Faults of growing strength, dense:\n" + shown(curve_rows(one["curves"]));
+  if (one.contains("against_classic"))
+    text += "Who named the layer where the other did not (McNemar's exact test):\n" +
+            shown(against_rows(one["against_classic"]));
   if (markdown)
     text += "What was said (columns) of what was planted (rows):\n" + shown(confusion_rows(one["confusion"]));
   return text;
@@ -93,6 +113,8 @@ std::string whole(const OrderedJson& summary, bool markdown) {
   std::string text = fmt::format(
       "{} planted faults, {} diagnoses; {} trials left out because their fault changed nothing.\n",
       summary["planted"].get<int64_t>(), summary["diagnoses"].get<int64_t>(), summary["inactive"].get<int64_t>());
+  if (!summary["bars"].empty())
+    text += markdown ? "\n" + markdown_table(bar_rows(summary["bars"])) : table(bar_rows(summary["bars"]));
   if (markdown) text += "\n";
   for (const auto& [name, one] : summary["methods"].items()) text += method_text(name, one, markdown);
   return text;

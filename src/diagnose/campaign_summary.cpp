@@ -7,6 +7,7 @@
 
 #include "base/stats.h"
 #include "diagnose/campaign.h"
+#include "diagnose/campaign_bars.h"
 
 namespace faultline {
 namespace {
@@ -140,6 +141,7 @@ OrderedJson to_json(const Method& method, bool beside_classic) {
     for (const auto& [strength, counts] : points)
       json["curves"][kind].push_back({{"strength", strength}, {"layer", rate(counts.layer, counts.trials)}});
   const auto diagnoses = static_cast<double>(std::max<int64_t>(1, method.once.diagnoses));
+  json["diagnoses_of_one_pass"] = method.once.diagnoses;
   json["seconds"] = method.once.seconds / diagnoses;
   json["forward_equivalents"] = method.once.forwards / diagnoses;
   json["layer_forward_equivalents"] = method.once.layer_forwards / diagnoses;
@@ -158,11 +160,8 @@ OrderedJson summarise(const std::function<void(const std::function<void(const Tr
     methods[name] = to_json(method, name != "classic" && summary.methods.contains("classic"));
   int64_t inactive = 0;
   for (const auto& [name, count] : summary.inactive) inactive += count;
-  return {{"planted", summary.planted},
-          {"inactive", inactive},
-          {"inactive_by_fault", summary.inactive},
-          {"diagnoses", summary.diagnoses},
-          {"methods", methods}};
+  return {{"planted", summary.planted},     {"inactive", inactive},        {"inactive_by_fault", summary.inactive},
+          {"diagnoses", summary.diagnoses}, {"bars", judge_bars(methods)}, {"methods", methods}};
 }
 
 }  // namespace faultline

@@ -16,7 +16,7 @@
 namespace faultline {
 namespace {
 
-constexpr int kSeedsTried = 16;
+constexpr int kSeedsTried = 400;  // a mask of 1 % of the channels must contain the largest, or nothing saturates
 constexpr int64_t kPassesForSparseSpikes = 16, kPassesForRare = 64;
 constexpr int64_t kPrompts = 64;
 constexpr std::array<const char*, 4> kHealthyTypes = {"", "fp16", "", "fp32"};  // "": the machine's own
@@ -30,10 +30,18 @@ std::string place_of_trial(const Planned& planned) {
   return fmt::format("model.layers.{}{}{}", planned.layer, planned.site->place.empty() ? "" : ".", planned.site->place);
 }
 
-bool acts(const CausalLm& model, Injection& injection, const at::Tensor& tokens) {
+// What a clean machine brings to a layer, and whether an armed fault of that layer changes anything there.
+at::Tensor clean_input(const CausalLm& model, const at::Tensor& tokens, int64_t layer) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard phase(Phase::kDiagnose);
-  model.hidden_states(tokens);
+  at::Tensor x = model.embed(tokens.reshape(-1));
+  for (int64_t i = 0; i < layer; ++i) x = model.run_layer(i, x, tokens.size(0));
+  return x;
+}
+bool acts(const CausalLm& model, Injection& injection, const at::Tensor& x, int64_t layer, int64_t rows) {
+  const at::NoGradGuard no_gradients;
+  const PhaseGuard phase(Phase::kDiagnose);
+  model.run_layer(layer, x, rows);
   return planted_by(injection.plan()).changed > 0;
 }
 
@@ -107,9 +115,11 @@ double TrialBench::spread(Model& model, const Planned& planned) {
   const std::string text = fmt::format("offset(strength=1) @ {},layer={}", planned.site->where, planned.layer);
   Injection probe(std::vector<Rule>{parse_rule(text, RuleUse::kInPlan)}, PlanSettings{}, *model.loaded.model,
                   Phase::kDiagnose, model.censuses);
-  probe.arm();
   const at::Tensor& first = model.prompts[0];
-  acts(*model.loaded.model, probe, first.narrow(1, 0, std::min<int64_t>(16, first.size(1))));
+  const at::Tensor x =
+      clean_input(*model.loaded.model, first.narrow(1, 0, std::min<int64_t>(16, first.size(1))), planned.layer);
+  probe.arm();
+  acts(*model.loaded.model, probe, x, planned.layer, 1);
   probe.disarm();
   double size = 0;
   for (const Plan::Evidence& evidence : probe.plan().read_evidence())
@@ -131,10 +141,11 @@ std::unique_ptr<Injection> TrialBench::plant(Model& model, const Planned& planne
 
 std::unique_ptr<Injection> TrialBench::plant_what_acts(Model& model, const Planned& planned, const at::Tensor& tokens,
                                                        uint64_t seed) {
+  const at::Tensor x = planned.rare ? at::Tensor() : clean_input(*model.loaded.model, tokens, planned.layer);
   for (int i = 0; i < kSeedsTried; ++i) {
     std::unique_ptr<Injection> injection = plant(model, planned, mix64(seed, 100 + static_cast<uint64_t>(i)));
     injection->arm();
-    if (planned.rare || acts(*model.loaded.model, *injection, tokens)) return injection;
+    if (planned.rare || acts(*model.loaded.model, *injection, x, planned.layer, tokens.size(0))) return injection;
     injection->disarm();
   }
   return nullptr;
