@@ -91,7 +91,7 @@ ExitCode summarise_campaign(const std::string& path, const CampaignOptions& opti
 }
 
 ExitCode work_for_campaign() {
-  serve_trials(std::cin, std::cout);
+  serve_trials(std::cin, std::cout, [](const CampaignMachine& machine) { open_device(machine.device); });
   return ExitCode::kOk;
 }
 

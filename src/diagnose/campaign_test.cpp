@@ -149,7 +149,9 @@ TEST(Worker, AnswersEveryLineAndSaysWhatWentWrong) {
       "{\"cell\":\"healthy\",\"index\":0}\n"
       "not json\n");
   std::ostringstream out;
-  serve_trials(in, out);
+  std::vector<std::string> devices;
+  serve_trials(in, out, [&](const CampaignMachine& machine) { devices.push_back(machine.device); });
+  EXPECT_EQ(devices, std::vector<std::string>{"cpu"});  // a GPU must be opened before anything is put on it
   std::istringstream lines(out.str());
   std::string line;
   int count = 0;
@@ -160,7 +162,7 @@ TEST(Worker, AnswersEveryLineAndSaysWhatWentWrong) {
 TEST(Worker, RefusesWhatIsNoCampaign) {
   std::istringstream in("{}\n");
   std::ostringstream out;
-  EXPECT_THROW(serve_trials(in, out), UsageError);
+  EXPECT_THROW(serve_trials(in, out, [](const CampaignMachine&) {}), UsageError);
 }
 
 }  // namespace

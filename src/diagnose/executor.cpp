@@ -219,10 +219,11 @@ std::unique_ptr<TrialExecutor> local_executor(const CampaignMachine& machine, co
   return std::make_unique<Local>(machine, spec, jobs);
 }
 
-void serve_trials(std::istream& in, std::ostream& out) {
+void serve_trials(std::istream& in, std::ostream& out, const std::function<void(const CampaignMachine&)>& prepare) {
   std::string line;
   if (!std::getline(in, line)) return;
   const auto [machine, spec] = campaign_from_request(parse_json_text(line, "the campaign"));
+  prepare(machine);
   std::unique_ptr<TrialBench> bench;
   while (std::getline(in, line)) {
     Json answer;

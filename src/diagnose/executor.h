@@ -4,6 +4,7 @@
 // is tried once more and then left for another run.
 #pragma once
 
+#include <functional>
 #include <iosfwd>
 #include <memory>
 
@@ -14,7 +15,8 @@ namespace faultline {
 std::unique_ptr<TrialExecutor> in_process_executor(const CampaignMachine& machine, const CampaignSpec& spec);
 std::unique_ptr<TrialExecutor> local_executor(const CampaignMachine& machine, const CampaignSpec& spec, int jobs);
 
-// The worker: the campaign on the first line, then a key on each; a record or an error for each, in that order.
-void serve_trials(std::istream& in, std::ostream& out);
+// The worker: the campaign on the first line, then a key on each; a record or an error for each, in that order. prepare
+// is called once, before anything is loaded (it opens the campaign's device).
+void serve_trials(std::istream& in, std::ostream& out, const std::function<void(const CampaignMachine&)>& prepare);
 
 }  // namespace faultline

@@ -229,7 +229,10 @@ void Interview::add_attention(const std::string& path, const at::Tensor& x) {
     const int64_t size = options_.head_size, group = mixed.size(1) / std::max<int64_t>(1, values.size(1));
     const at::Tensor wanted =
         values.reshape({values.size(0), -1, size}).repeat_interleave(group, 1).reshape(mixed.sizes());
-    observe({"one key", "attention", place, wanted, mixed});
+    // On CUDA tensor cores take fp32 apart into shorter numbers.
+    const bool apart = wanted.is_cuda() && wanted.scalar_type() == at::kFloat;
+    observe(
+        {"one key", "attention", place, wanted, mixed, apart ? wanted.to(at::kDouble).abs() * 0x1p-20 : at::Tensor()});
     observe({"the sum of its parts", "module", place, flat(answers[0][3]), flat(answers[0][0])});
   });
 }

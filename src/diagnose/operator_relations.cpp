@@ -99,7 +99,9 @@ const OperatorProbe::OneKey& OperatorProbe::one_key(const Attention& attention) 
   const PlanPause pause;
   const at::Tensor& x = rows(heads * size);
   made.query = x.reshape({-1, heads, 1, size});
-  made.value = x.flip(0).reshape({-1, heads, 1, size}).contiguous();
+  // Tensor cores take fp32 apart into shorter numbers: a value that is short already comes back to the bit from them
+  // too.
+  made.value = x.flip(0).reshape({-1, heads, 1, size}).to(at::kBFloat16).to(x.scalar_type()).contiguous();
   made.values = made.value.reshape({-1, kv_heads, heads / kv_heads, size}).select(2, 0).unsqueeze(2).contiguous();
   made.keys = at::ones_like(made.values);
   made.lengths = at::ones({x.size(0)}, at::TensorOptions(at::kLong).device(x.device()));
