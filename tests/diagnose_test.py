@@ -173,6 +173,18 @@ def test_a_trace_is_compared_on_another_machine(model, tmp_path):
     assert any(one["share_equal"] < 1 for one in wider["operators"])
 
 
+def test_two_traces_are_compared_as_they_are(model, tmp_path):
+    one, two, wide = (tmp_path / name for name in ("one.safetensors", "two.safetensors", "wide.safetensors"))
+    for trace, side in ((one, "cpu:bf16"), (two, "cpu:bf16"), (wide, "cpu:fp32")):
+        launch("compare", "--model", model, "--a", side, "--record", trace)
+    same = json.loads(launch("compare", "--a", one, "--b", two, "--json").stdout)
+    assert same["operators"] and all(row["share_equal"] == 1 and row["same_inputs"] == row["calls"] for row in same["operators"])
+    other = json.loads(launch("compare", "--a", one, "--b", wide, "--json").stdout)
+    linear = next(row for row in other["operators"] if row["family"] == "matmul")
+    assert linear["rms"] > 0 and linear["same_inputs"] < linear["calls"]  # what differs is handed on
+    refused(64, "compare", "--a", one, "--b", two, "--out", tmp_path / "profiles", says="nothing is made again")
+
+
 def rewritten(trace, to, change):
     from safetensors import safe_open
     from safetensors.torch import save_file

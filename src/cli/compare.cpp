@@ -70,9 +70,12 @@ std::vector<RecordedCall> calls_of(const Options& options, Side& first, std::opt
 }
 
 ExitCode compare(const Options& options, const Globals& globals) {
-  if (is_trace(options.b))
-    throw UsageError("--b: a device; a trace is the first side (--a), its calls are made again on the second");
-  const Side second = read_side("--b", options.b, options.dtype);
+  const bool traces = is_trace(options.b);
+  if (traces && (!is_trace(options.a) || !options.record.empty() || !options.out.empty()))
+    throw UsageError(
+        "--b: a trace is compared with another trace (--a TRACE), without --record and --out: nothing is made again; "
+        "to make the calls of a trace again give it as --a and a device as --b");
+  const Side second = traces ? Side{at::kCPU, at::kFloat} : read_side("--b", options.b, options.dtype);
   Side first{at::kCPU, at::kFloat};
   std::optional<LoadedModel> loaded;  // its weights are among the calls' arguments
   const std::vector<RecordedCall> calls = calls_of(options, first, loaded);
@@ -86,7 +89,7 @@ ExitCode compare(const Options& options, const Globals& globals) {
                         options.record));
     return ExitCode::kOk;
   }
-  const Comparison comparison = compare_sides(calls, second);
+  const Comparison comparison = traces ? compare_traces(calls, read_trace(options.b)) : compare_sides(calls, second);
   if (!options.out.empty()) write_recipe(comparison, options, first);
   if (globals.json) {
     nlohmann::ordered_json json = to_json(comparison);
@@ -94,12 +97,14 @@ ExitCode compare(const Options& options, const Globals& globals) {
     print_json(json);
     return ExitCode::kOk;
   }
-  std::vector<std::vector<std::string>> rows = {{"operator", "calls", "equal", "rms error", "mean", "worst"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"operator", "calls", "same inputs", "equal", "rms error", "mean", "worst"}};
   for (const Difference& one : comparison.operators) {
     double worst = 0;
     for (const auto& [p, error] : one.quantiles) worst = std::max(worst, std::abs(error));
-    rows.push_back({one.operation, fmt::format("{}", one.calls), fmt::format("{:.2f} %", 100 * one.share_equal),
-                    fmt::format("{:.3g}", one.rms), fmt::format("{:.2g}", one.mean), fmt::format("{:.3g}", worst)});
+    rows.push_back({one.operation, fmt::format("{}", one.calls), fmt::format("{}", one.same_inputs),
+                    fmt::format("{:.2f} %", 100 * one.share_equal), fmt::format("{:.3g}", one.rms),
+                    fmt::format("{:.2g}", one.mean), fmt::format("{:.3g}", worst)});
   }
   print(table(rows));
   for (const std::string& sentence : comparison.not_compared) print("not compared: " + sentence + "\n");
@@ -116,7 +121,7 @@ void add_compare(CLI::App& app, const Globals& globals, Run& run) {
     command->add_option(name, value, text)->group("Comparison")->type_name(type)->capture_default_str();
   };
   option("--a", options->a, "where the model runs: DEVICE or DEVICE:TYPE; or a trace of another machine", "SIDE");
-  option("--b", options->b, "where each call is made again", "SIDE");
+  option("--b", options->b, "where each call is made again; or a second trace, to be compared as it is", "SIDE");
   option("--prompt", options->prompt, "the text that is run", "TEXT");
   command
       ->add_option("--record", options->record, "compare nothing: write the calls of --a into this .safetensors file")
@@ -128,7 +133,8 @@ void add_compare(CLI::App& app, const Globals& globals, Run& run) {
   command->footer(
       "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n  faultline "
       "compare --a cuda --record h200.safetensors\n  "
-      "faultline compare --a h200.safetensors --b cpu\n\nGlobal "
+      "faultline compare --a h200.safetensors --b cpu\n  faultline compare --a h200.safetensors --b "
+      "b200.safetensors\n\nGlobal "
       "options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return compare(*options, globals); }; });
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/error.h"
 #include "diagnose/recorder.h"
 #include "lab/injection.h"
 #include "tap/operators.h"
@@ -43,12 +44,13 @@ at::Tensor run_again(const RecordedCall& call, const Side& side) {
 }
 
 struct Gathered {
-  int64_t calls = 0;
+  int64_t calls = 0, same_inputs = 0;
   std::vector<at::Tensor> errors;  // relative, fp64, flat
 
   Difference measured(const std::string& operation, int64_t layer) const {
     Difference difference;
     difference.operation = operation, difference.layer = layer, difference.calls = calls;
+    difference.same_inputs = same_inputs;
     difference.family = std::string(family_of(operation));
     const at::Tensor all = at::cat(errors);
     const at::Tensor unequal = all.masked_select(all.ne(0));
@@ -73,6 +75,41 @@ at::Tensor relative_error(const at::Tensor& first, const at::Tensor& second) {
   return ((b - a) / a).masked_select(known);
 }
 
+struct Gathering {
+  std::map<std::string, Gathered> whole;
+  std::map<std::pair<std::string, int64_t>, Gathered> by_layer;
+
+  void add(const RecordedCall& call, const at::Tensor& other, bool same_inputs) {
+    const at::Tensor error = relative_error(call.results[0], other);
+    if (error.numel() == 0) return;
+    for (Gathered* one : {&whole[call.name], &by_layer[{call.name, place_of(call.place).layer}]})
+      ++one->calls, one->same_inputs += same_inputs, one->errors.push_back(error);
+  }
+
+  Comparison measured(std::vector<std::string> not_compared) const {
+    Comparison comparison;
+    for (const auto& [name, one] : whole) comparison.operators.push_back(one.measured(name, -1));
+    for (const auto& [key, one] : by_layer) comparison.layers.push_back(one.measured(key.first, key.second));
+    std::stable_sort(comparison.operators.begin(), comparison.operators.end(),
+                     [](const auto& a, const auto& b) { return a.rms > b.rms; });
+    comparison.not_compared = std::move(not_compared);
+    return comparison;
+  }
+};
+
+bool computes(const RecordedCall& call) {  // and does not only move data
+  return call.op && !call.results.empty() && call.results[0].is_floating_point() && !family_of(call.name).empty();
+}
+
+bool same_inputs(const RecordedCall& first, const RecordedCall& second) {
+  std::vector<at::Tensor> a, b;
+  for (const c10::IValue& value : first.arguments) collect_tensors(value, a);
+  for (const c10::IValue& value : second.arguments) collect_tensors(value, b);
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
+    return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() && x.equal(y);
+  });
+}
+
 }  // namespace
 
 std::vector<RecordedCall> record_forward(const CausalLm& model, const at::Tensor& tokens) {
@@ -83,40 +120,59 @@ std::vector<RecordedCall> record_forward(const CausalLm& model, const at::Tensor
 
 Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& second) {
   const at::NoGradGuard no_gradients;
-  std::map<std::string, Gathered> whole;
-  std::map<std::pair<std::string, int64_t>, Gathered> by_layer;
+  Gathering gathering;
   std::set<std::string> missing;
   for (const RecordedCall& call : calls) {
-    if (!call.op || call.results.empty() || !call.results[0].is_floating_point()) continue;
-    if (family_of(call.name).empty()) continue;  // moves data
-    at::Tensor again;
+    if (!computes(call)) continue;
     try {
-      again = run_again(call, second);
+      gathering.add(call, run_again(call, second), true);
     } catch (const c10::Error& error) {
       missing.insert(fmt::format("{}: {}", call.name, error.msg()));
-      continue;
     }
-    const at::Tensor error = relative_error(call.results[0], again);
-    if (error.numel() == 0) continue;
-    for (Gathered* one : {&whole[call.name], &by_layer[{call.name, place_of(call.place).layer}]})
-      ++one->calls, one->errors.push_back(error);
   }
-  Comparison comparison;
-  for (const auto& [name, one] : whole) comparison.operators.push_back(one.measured(name, -1));
-  for (const auto& [key, one] : by_layer) comparison.layers.push_back(one.measured(key.first, key.second));
-  std::stable_sort(comparison.operators.begin(), comparison.operators.end(),
-                   [](const auto& a, const auto& b) { return a.rms > b.rms; });
-  comparison.not_compared.assign(missing.begin(), missing.end());
-  return comparison;
+  return gathering.measured({missing.begin(), missing.end()});
+}
+
+Comparison compare_traces(const std::vector<RecordedCall>& first, const std::vector<RecordedCall>& second) {
+  using Site = std::pair<PlaceId, std::string>;  // machines have kernels of their own, but the same families
+  const auto site_of = [](const RecordedCall& call) { return Site(call.place, family_of(call.name)); };
+  std::map<Site, std::vector<const RecordedCall*>> there;
+  for (const RecordedCall& call : second)
+    if (computes(call)) there[site_of(call)].push_back(&call);
+  std::map<Site, std::size_t> met;
+  std::map<std::string, int64_t> alone;
+  Gathering gathering;
+  for (const RecordedCall& call : first) {
+    if (!computes(call)) continue;
+    const std::vector<const RecordedCall*>& others = there[site_of(call)];
+    const std::size_t number = met[site_of(call)]++;
+    if (number < others.size() && others[number]->results[0].numel() == call.results[0].numel())
+      gathering.add(call, others[number]->results[0], same_inputs(call, *others[number]));
+    else
+      ++alone[call.name];
+  }
+  if (gathering.whole.empty())
+    throw UsageError(
+        "the two traces have no call in common: record the same model and the same --prompt on both machines");
+  std::vector<std::string> sentences;
+  for (const auto& [name, count] : alone)
+    sentences.push_back(fmt::format("{}: {} calls of the first have none like them in the second", name, count));
+  return gathering.measured(sentences);
 }
 
 namespace {
 
 nlohmann::ordered_json to_json(const Difference& difference) {
-  return {
-      {"operator", difference.operation}, {"family", difference.family},     {"layer", difference.layer},
-      {"calls", difference.calls},        {"elements", difference.elements}, {"share_equal", difference.share_equal},
-      {"mean", difference.mean},          {"rms", difference.rms},           {"quantiles", difference.quantiles}};
+  return {{"operator", difference.operation},
+          {"family", difference.family},
+          {"layer", difference.layer},
+          {"calls", difference.calls},
+          {"same_inputs", difference.same_inputs},
+          {"elements", difference.elements},
+          {"share_equal", difference.share_equal},
+          {"mean", difference.mean},
+          {"rms", difference.rms},
+          {"quantiles", difference.quantiles}};
 }
 
 }  // namespace
