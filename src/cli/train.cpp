@@ -13,6 +13,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/provenance.h"
+#include "cli/train_replicas.h"
 #include "experiment/training_run.h"
 #include "recipe/recipe.h"
 #include "train/export.h"
@@ -168,14 +169,30 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
   if (!saved.empty()) print(fmt::format("model: {}\n", saved));
 }
 
-ExitCode train(Options options, const Globals& globals) {
+// The first rank's directory, or this rank's own below it: every process leaves the proof of what it did.
+RunDirectory open_shared_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed,
+                                   const TrainingJob& job) {
+  if (job.replicas.rank == 0) {
+    RunDirectory directory = open_directory(options, recipe, loaded, seed);
+    job.tell(directory.path().string());
+    return directory;
+  }
+  Options own = options;
+  own.out = (std::filesystem::path(job.tell("")) / fmt::format("rank-{}", job.replicas.rank)).string();
+  return open_directory(own, recipe, loaded, seed);
+}
+
+ExitCode train(Options options, const Globals& given) {
   const Node recipe = options.resume.empty() ? load(options) : load_resumed(options);
-  const TrainingSpec spec = read_training(recipe, read_rules(recipe));
+  TrainingSpec spec = read_training(recipe, read_rules(recipe));
   options.model = recipe.at("model").as_string();
+  const TrainingJob job = join_training(spec, recipe, !options.resume.empty());
+  const Globals globals = job.globals_of(given);
+  if (job.replicas.rank > 0) spec.train.spec.checkpoint_every = 0, spec.train.save_model = false;
   LoadedModel loaded = open_model(options, globals);
-  TrainingRun run(loaded, spec);
+  TrainingRun run(loaded, spec, job.replicas);
   if (options.dry_run) return dry_run(run, recipe, spec, globals);
-  RunDirectory directory = open_directory(options, recipe, loaded, spec.seed);
+  RunDirectory directory = open_shared_directory(options, recipe, loaded, spec.seed, job);
   write_provenance(directory.path(), globals, &loaded);
   TrainingOutcome outcome;
   StepCosts costs;
@@ -203,7 +220,7 @@ ExitCode train(Options options, const Globals& globals) {
     merge_lora(*loaded.model);
     if (!std::filesystem::exists(saved)) write_model_folder(*loaded.model, loaded.path, saved);  // finished before
   }
-  show(outcome, directory.path().string(), saved, costs, globals);
+  if (job.replicas.rank == 0) show(outcome, directory.path().string(), saved, costs, globals);
   if (!outcome.complaints.empty()) throw EvidenceError("evidence missing: " + joined(outcome.complaints, "; "));
   return ExitCode::kOk;
 }
@@ -235,6 +252,7 @@ void add_train(CLI::App& app, const Globals& globals, Run& run) {
       "  faultline train recipes/train/default.yaml --device cuda\n"
       "  faultline train recipes/train/default.yaml train.steps=10 train.prompts=16 --dry-run\n"
       "  faultline train model=default task.difficulty=1 seed=3\n"
+      "  torchrun --no-python --nproc-per-node 2 faultline train recipes/train/default.yaml train.shards=2\n"
       "  faultline train --resume runs/default-20260131T235959Z-1f2e3d4c\n\n"
       "Global options (--device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return train(*options, globals); }; });

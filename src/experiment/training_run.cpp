@@ -10,6 +10,7 @@
 #include "experiment/run_evidence.h"
 #include "experiment/training_census.h"
 #include "experiment/training_layers.h"
+#include "tap/step_part.h"
 #include "tap/substitution.h"
 #include "task/evaluate.h"
 #include "train/step.h"
@@ -59,7 +60,9 @@ struct TrainingRun::State {
   bool acted = false;           // the plan was armed in this part
   double noise_seconds = 0;
 
-  State(LoadedModel& loaded, TrainingSpec spec);
+  Replicas replicas;
+
+  State(LoadedModel& loaded, TrainingSpec spec, Replicas replicas);
 
   const StageSpec& last_stage() const { return spec.train.spec.stages.back(); }
   bool in_last_stage(const TrainPosition& position) const {
@@ -90,7 +93,8 @@ struct TrainingRun::State {
   }
 };
 
-TrainingRun::State::State(LoadedModel& given, TrainingSpec wanted) : loaded(given), spec(std::move(wanted)) {
+TrainingRun::State::State(LoadedModel& given, TrainingSpec wanted, Replicas others)
+    : loaded(given), spec(std::move(wanted)), replicas(std::move(others)) {
   if (spec.task.name == "addition")
     throw UsageError("task.name: addition is a text to continue and is for evaluations; train on arithmetic or gsm8k");
   problems = load_task(spec.task);
@@ -118,7 +122,7 @@ void TrainingRun::State::make_plan() {
   settings.seed = spec.seed;
   settings.phases = spec.phases;
   settings.total_steps = last_stage().steps;
-  const int64_t rows = last_stage().micro_batch > 0 ? last_stage().micro_batch : last_stage().sequences();
+  const int64_t rows = last_stage().rows();
   const Censuses censuses =
       take_training_censuses(*loaded.model, trainer->parameters(), last_stage(), std::min<int64_t>(rows, 8));
   injection = std::make_unique<Injection>(rules, settings, *loaded.model, Phase::kRollout, censuses);
@@ -268,6 +272,10 @@ TrainHooks TrainingRun::State::hooks() {
   all.weights_changed = [this] {
     if (injection) injection->plan().weights().new_epoch();
   };
+  all.begin_part = [this](int64_t part) {
+    if (injection) faultline::begin_part(injection->plan(), part);
+  };
+  all.replicas = replicas;
   all.end_step = [this](const TrainPosition& position) {
     Json metrics = Json::object();
     if (!noise || !in_last_stage(position)) return metrics;
@@ -301,8 +309,8 @@ TrainHooks TrainingRun::State::hooks() {
   return all;
 }
 
-TrainingRun::TrainingRun(LoadedModel& loaded, TrainingSpec spec)
-    : state_(std::make_unique<State>(loaded, std::move(spec))) {}
+TrainingRun::TrainingRun(LoadedModel& loaded, TrainingSpec spec, Replicas replicas)
+    : state_(std::make_unique<State>(loaded, std::move(spec), std::move(replicas))) {}
 TrainingRun::~TrainingRun() = default;
 
 Json TrainingRun::prediction() const {
@@ -315,7 +323,7 @@ Json TrainingRun::prediction() const {
   const StageSpec& stage = state.last_stage();
   const ModelConfig& config = model.config();
   const int64_t tokens = longest + stage.max_new_tokens;
-  const int64_t rows = stage.micro_batch > 0 ? stage.micro_batch : stage.sequences();
+  const int64_t rows = stage.rows();
   const auto size = static_cast<double>(c10::elementSize(model.options().dtype().toScalarType()));
   const double weights = static_cast<double>(parameters) * (2 * size + 4 * sizeof(float));  // weights, gradients, state
   const double cache = static_cast<double>(2 * config.layers * config.kv_heads * config.head_size *

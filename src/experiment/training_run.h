@@ -39,7 +39,7 @@ struct TrainingProgress {
 class TrainingRun {
  public:
   // Checks everything that can be refused before the first step, and makes the plan.
-  TrainingRun(LoadedModel& loaded, TrainingSpec spec);
+  TrainingRun(LoadedModel& loaded, TrainingSpec spec, Replicas replicas = {});
   ~TrainingRun();
   TrainingRun(const TrainingRun&) = delete;
   TrainingRun& operator=(const TrainingRun&) = delete;

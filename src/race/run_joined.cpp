@@ -30,18 +30,6 @@ namespace {
 
 constexpr auto kBeatComparison = std::chrono::milliseconds(1200);  // several periods of the publisher
 
-c10::intrusive_ptr<c10d::Store> open_store(const Membership& m, double timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = m.port;
-  options.isServer = m.rank == 0 && !m.agent_store;
-  options.numWorkers = static_cast<size_t>(m.ranks);
-  options.waitWorkers = !m.agent_store;
-  options.multiTenant = true;
-  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1000));
-  return c10::make_intrusive<c10d::PrefixStore>("faultline/" + m.generation,
-                                                c10::make_intrusive<c10d::TCPStore>(m.address, options));
-}
-
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
 // Sizes that differ between ranks would end the process from one of Gloo's own threads, so what decides them is agreed
@@ -238,6 +226,18 @@ class JoinedRank {
 };
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> open_store(const Membership& m, double timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = m.port;
+  options.isServer = m.rank == 0 && !m.agent_store;
+  options.numWorkers = static_cast<size_t>(m.ranks);
+  options.waitWorkers = !m.agent_store;
+  options.multiTenant = true;
+  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1000));
+  return c10::make_intrusive<c10d::PrefixStore>("faultline/" + m.generation,
+                                                c10::make_intrusive<c10d::TCPStore>(m.address, options));
+}
 
 RunResult run_joined(const Membership& membership, const Node& node, const Config& config, const RunOptions& options,
                      const std::filesystem::path& folder) {

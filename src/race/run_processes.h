@@ -10,6 +10,10 @@
 
 #include "race/run.h"
 
+namespace c10d {
+class Store;
+}
+
 namespace faultline::race {
 
 struct Membership {
@@ -25,6 +29,9 @@ struct Membership {
 
 // From the environment; nullopt where RANK is not set. UsageError where the variables contradict each other.
 std::optional<Membership> membership_from_environment();
+
+// Where the ranks of a job find each other; seconds: how long to wait for them.
+c10::intrusive_ptr<c10d::Store> open_store(const Membership& membership, double timeout);
 
 // This process' rank. Leaves its evidence in `folder` where one is given; rank 0 merges what all ranks published.
 RunResult run_joined(const Membership& membership, const Node& node, const Config& config, const RunOptions& options,

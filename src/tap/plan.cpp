@@ -11,6 +11,7 @@
 #include "numeric/apply.h"
 #include "numeric/resolution.h"
 #include "tap/operators.h"
+#include "tap/step_part.h"
 #include "tap/substitution.h"
 
 namespace faultline {
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::size_t kSlots = 256;  // rows a block of device memory holds
 constexpr std::size_t kMaxRules = 64;
+constexpr int kPartBits = 16;  // calls of a site in one part of a step
 
 // A site is told apart by its tensors' dtype and device as well: unattributed calls of different kinds share a place.
 uint64_t row_key(uint32_t rule, uint32_t target, const Location& location, Surface surface, const at::Tensor& x) {
@@ -45,6 +47,7 @@ bool names_place(const std::string& pattern, const Place& place) {
 }
 
 std::atomic<uint64_t> generations{0};
+std::atomic<uint32_t> process_part{0};
 
 }  // namespace
 
@@ -155,6 +158,7 @@ Control Plan::start_step(Row& row) const {
   control.armed = armed() ? 1 : 0;
   control.strength = static_cast<float>(row.strength);
   control.step = static_cast<uint32_t>(step_);
+  control.call = process_part.load(std::memory_order_relaxed) << kPartBits;
   control.phase = static_cast<uint32_t>(row.phase);
   return control;
 }
@@ -191,6 +195,13 @@ void Plan::begin_step(int64_t step) {
   step_ = step;
   const at::AutoDispatchBelowADInplaceOrView below;
   for (auto& table : tables_) write_controls(*table);
+}
+
+void begin_part(Plan& plan, int64_t part) {
+  if (part < 0 || part >= int64_t{1} << (32 - kPartBits))
+    throw UsageError(fmt::format("a step has at most {} parts; got number {}", 1 << (32 - kPartBits), part));
+  process_part = static_cast<uint32_t>(part);
+  plan.begin_step(plan.step());  // rewrites the control rows
 }
 
 std::string Plan::why_unreached(const PlanRule& rule, const Location& location, Surface surface) const {

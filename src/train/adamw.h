@@ -53,6 +53,7 @@ class AdamW {
   // Pieces of the flat tensors, by parameter: of the master weights and of the two moments.
   std::vector<at::Tensor> masters() const { return pieces(masters_); }
   at::Tensor& flat_masters() { return masters_; }
+  at::Tensor& flat_gradients() { return gradients_; }  // the sums so far
   at::Tensor& flat_first() { return first_; }
   at::Tensor& flat_second() { return second_; }
   void set_steps(int64_t steps) { steps_ = steps; }

@@ -16,6 +16,45 @@ struct Rollout {
   at::Tensor rewards;  // (prompts, n) fp32
 };
 
+// Every rank's completions, in order: a row of lengths and tokens each, a row of log-probabilities each.
+std::vector<Completion> exchanged(const Replicas& replicas, const std::vector<Completion>& own, int64_t budget) {
+  const auto count = std::ssize(own);
+  at::Tensor tokens = at::zeros({count, budget + 2}, at::kLong), chances = at::zeros({count, budget}, at::kFloat);
+  for (int64_t i = 0; i < count; ++i) {
+    const Completion& one = own[static_cast<std::size_t>(i)];
+    int64_t* row = tokens.mutable_data_ptr<int64_t>() + i * (budget + 2);
+    row[0] = one.ended ? 1 : 0, row[1] = std::ssize(one.tokens);
+    std::copy(one.tokens.begin(), one.tokens.end(), row + 2);
+    std::copy(one.log_probabilities.begin(), one.log_probabilities.end(),
+              chances.mutable_data_ptr<float>() + i * budget);
+  }
+  tokens = replicas.gather(tokens).reshape({-1, budget + 2});
+  chances = replicas.gather(chances).reshape({-1, budget});
+  std::vector<Completion> all(static_cast<std::size_t>(tokens.size(0)));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const int64_t* row = tokens.const_data_ptr<int64_t>() + static_cast<int64_t>(i) * (budget + 2);
+    const float* chance = chances.const_data_ptr<float>() + static_cast<int64_t>(i) * budget;
+    all[i] = {{row + 2, row + 2 + row[1]}, {chance, chance + row[1]}, row[0] != 0};
+  }
+  return all;
+}
+
+std::vector<Completion> complete(const StepContext& context, const std::vector<Request>& requests) {
+  const auto shards = static_cast<std::size_t>(context.stage.shards);
+  if (shards == 1) return context.generator->run(requests);
+  std::vector<Completion> own;
+  const std::size_t size = requests.size() / shards;
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    if (!context.hooks.replicas.owns(shard, shards)) continue;
+    begin_part(context, static_cast<int64_t>(shard));
+    const auto first = requests.begin() + static_cast<std::ptrdiff_t>(shard * size);
+    for (Completion& one : context.generator->run({first, first + static_cast<std::ptrdiff_t>(size)}))
+      own.push_back(std::move(one));
+  }
+  if (context.hooks.replicas.alone()) return own;
+  return exchanged(context.hooks.replicas, own, context.stage.max_new_tokens);
+}
+
 Rollout sample(StepContext& context) {
   const StageSpec& stage = context.stage;
   Rollout rollout;
@@ -32,7 +71,7 @@ Rollout sample(StepContext& context) {
   {
     const PhaseScope phase(Phase::kRollout);
     const std::shared_ptr<void> guard = context.hooks.rollout ? context.hooks.rollout(context.position) : nullptr;
-    rollout.completions = context.generator->run(requests);
+    rollout.completions = complete(context, requests);
   }
   std::vector<double> rewards;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -66,8 +105,7 @@ at::Tensor weights_of(const StageSpec& stage, std::span<const int64_t> lengths) 
 }
 
 void cut_into_micro_batches(Batch& batch, const StageSpec& stage, std::size_t per_update, const at::Device& device) {
-  const std::size_t size =
-      stage.micro_batch > 0 ? std::min(per_update, static_cast<std::size_t>(stage.micro_batch)) : per_update;
+  const std::size_t size = std::min(per_update, static_cast<std::size_t>(stage.rows()));
   int64_t token = 0;
   for (std::size_t part = 0; part < batch.sequences.size(); part += per_update) {
     const std::size_t end = std::min(part + per_update, batch.sequences.size());
@@ -198,6 +236,9 @@ Learnt learn(StepContext& context, const Batch& batch) {
     log_probabilities.push_back(result.scores.log_probabilities), entropies.push_back(result.scores.entropies);
   }
   learnt.scores = {at::cat(log_probabilities), at::cat(entropies)};
+  for (at::Tensor* sum :
+       {&learnt.sums.policy, &learnt.sums.kl, &learnt.sums.clipped, &learnt.sums.dual, &learnt.sums.moved})
+    *sum = summed(context.hooks.replicas, *sum);
   return learnt;
 }
 

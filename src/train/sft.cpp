@@ -17,7 +17,7 @@ StepResult sft_step(StepContext& context) {
   }
   Stopwatch watch;
   std::vector<SequenceBatch> batches;
-  const auto size = static_cast<std::size_t>(stage.micro_batch > 0 ? stage.micro_batch : stage.prompts);
+  const auto size = static_cast<std::size_t>(stage.rows());
   for (std::size_t first = 0; first < sequences.size(); first += size)
     batches.push_back(make_batch(std::span(sequences).subspan(first, size), context.model.device()));
   const UpdateResult result = update(context, batches, [&](std::size_t, const at::Tensor& now, int64_t) {

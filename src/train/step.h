@@ -36,6 +36,9 @@ struct UpdateResult {
 using BatchLoss = std::function<at::Tensor(std::size_t batch, const at::Tensor& log_probabilities, int64_t first)>;
 UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss);
 
+// What follows draws its random numbers as this part of the step, whichever process computes it (Note [Shards]).
+void begin_part(const StepContext& context, int64_t part);
+
 // A loss of the stage's form for the first `tokens` tokens of nothing in particular: what a census of a step needs.
 PartialLoss probe_loss(const StageSpec& stage, int64_t tokens, const at::Device& device);
 

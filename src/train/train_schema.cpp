@@ -14,7 +14,7 @@ Schema with_optimizer(const Schema& map, double learning_rate) {
       .field("grad_clip", Schema::number({.min = 0}),
              {.default_value = Node(1.0), .doc = "bound on the norm of all gradients together; 0: none"})
       .field("micro_batch", count(0),
-             {.default_value = Node(0), .doc = "sequences of one forward and backward; must divide; 0: all"});
+             {.default_value = Node(0), .doc = "sequences of one forward and backward; must divide; 0: a whole shard"});
 }
 
 Schema with_loss(const Schema& map) {
@@ -58,6 +58,9 @@ Schema with_record(const Schema& map) {
       .field("validation_problems", count(0), {.default_value = Node(256), .doc = "of the test split; 0: none"})
       .field("validation_draws", count(),
              {.default_value = Node(1), .doc = "passes over them under the faults, each with noise of its own"})
+      .field(
+          "shards", Schema::integer({.min = 1, .max = 1024}),
+          {.default_value = Node(1), .doc = "parts of a step that processes under torchrun share; decides the result"})
       .field("checkpoint_every", count(0), {.default_value = Node(10), .doc = "steps; 0: none at all"})
       .field("keep", count(), {.default_value = Node(2), .doc = "checkpoints to keep, the latest"})
       .field("lora", lora_schema(), {.doc = "train low-rank adapters in place of all weights"})
@@ -136,6 +139,7 @@ TrainRecipe read_train(const Node& train, uint64_t seed) {
     if (const Node* targets = lora->find("targets"))
       for (const Node& target : targets->items()) recipe.spec.lora.targets.push_back(target.as_string());
   }
+  for (StageSpec& stage : recipe.spec.stages) stage.shards = train.at("shards").as_integer();
   recipe.spec.validate_every = train.at("validate_every").as_integer();
   recipe.spec.checkpoint_every = train.at("checkpoint_every").as_integer();
   recipe.spec.keep = train.at("keep").as_integer();

@@ -44,7 +44,11 @@ void check_stage(const StageSpec& stage, const TrainData& data) {
     throw UsageError("train: SFT has one solution a problem: n and updates must be 1");
   if (stage.prompts % stage.updates != 0)
     throw UsageError(fmt::format("train: {} prompts cannot be divided into {} updates", stage.prompts, stage.updates));
+  if (stage.prompts % stage.shards != 0)
+    throw UsageError(fmt::format("train: {} prompts cannot be cut into {} shards", stage.prompts, stage.shards));
   const int64_t batch = stage.sequences() / stage.updates;
+  if (batch % stage.shards != 0)
+    throw UsageError(fmt::format("train: an update's {} sequences cannot be cut into {} shards", batch, stage.shards));
   if (stage.micro_batch < 0 || (stage.micro_batch > 0 && batch % stage.micro_batch != 0))
     throw UsageError(
         fmt::format("train: an update has {} sequences ({} prompts x {}{}); micro_batch {} does not divide "
@@ -183,7 +187,7 @@ StepResult Trainer::State::make_step() {
   const bool grpo = stage().algorithm == Algorithm::kGrpo;
   if (grpo && !generator) {
     GenerateOptions options;
-    options.slots = std::min(stage().slots, stage().sequences());
+    options.slots = std::min(stage().slots, stage().sequences() / stage().shards);
     options.end_tokens = data.end_tokens;
     generator = std::make_unique<Generator>(model, options);
   }

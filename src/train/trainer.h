@@ -18,6 +18,7 @@
 #include "train/adamw.h"
 #include "train/grpo.h"
 #include "train/lora.h"
+#include "train/replicas.h"
 
 namespace faultline {
 
@@ -40,6 +41,7 @@ struct StageSpec {
   int64_t prompts = 96;     // of a step
   int64_t n = 8;            // responses to each; 1 for SFT
   int64_t micro_batch = 0;  // sequences of a forward and backward; 0: all. Must divide prompts * n / updates
+  int64_t shards = 1;       // Note [Shards]; must divide prompts
   AdamWOptions optimizer;
 
   // GRPO
@@ -55,6 +57,9 @@ struct StageSpec {
   int64_t slots = 64;
 
   int64_t sequences() const { return prompts * n; }
+  int64_t rows() const {  // of a forward and backward
+    return micro_batch > 0 ? micro_batch : sequences() / updates / shards;
+  }
 };
 
 struct TrainSpec {
@@ -83,12 +88,14 @@ struct TrainHooks {
   std::function<void(const TrainPosition&)> begin_step;
   std::function<std::shared_ptr<void>(const TrainPosition&)> rollout;  // what lives as long as the sampling does
   std::function<void()> weights_changed;                               // after each update
-  std::function<Json(const TrainPosition&, bool faulty)> validate;     // metrics; in phase eval
-  bool faulty_validation = false;                                      // validate also with the faults
-  std::function<Json(const TrainPosition&)> end_step;                  // metrics to add
-  std::function<void(const Json& event)> on_event;                     // every event, as it is written
+  std::function<void(int64_t part)> begin_part;  // of a step that is cut into shards: a rollout's or a micro-batch
+  std::function<Json(const TrainPosition&, bool faulty)> validate;  // metrics; in phase eval
+  bool faulty_validation = false;                                   // validate also with the faults
+  std::function<Json(const TrainPosition&)> end_step;               // metrics to add
+  std::function<void(const Json& event)> on_event;                  // every event, as it is written
   std::function<Json()> evidence;                   // what has happened so far; kept with every checkpoint
   std::function<void(const Json& before)> resumed;  // the evidence of the parts before this one
+  Replicas replicas;                                // that train together; this one alone where there are no others
 };
 
 class Trainer {

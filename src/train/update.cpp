@@ -26,7 +26,14 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
   Passed all;
   all.loss = at::zeros({}, context.model.options().dtype(at::kDouble));
   std::vector<at::Tensor> log_probabilities, entropies;
+  const Replicas& replicas = context.hooks.replicas;
   for (std::size_t i = 0; i < batches.size(); ++i) {
+    if (!replicas.owns(i, batches.size())) {  // zeros, where the sum over ranks has somebody else's numbers
+      const at::Tensor none = at::zeros(batches[i].targets.sizes(), context.model.options().dtype(at::kFloat));
+      log_probabilities.push_back(none), entropies.push_back(none);
+      continue;
+    }
+    begin_part(context, static_cast<int64_t>(i));
     BackwardResult result;
     {
       const PhaseScope phase(Phase::kActorForward);  // the sums below are the trainer's own arithmetic
@@ -37,7 +44,10 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
     all.loss += result.loss;
     log_probabilities.push_back(result.scores.log_probabilities), entropies.push_back(result.scores.entropies);
   }
-  all.scores = {at::cat(log_probabilities).cpu(), at::cat(entropies).cpu()};
+  begin_part(context, 0);
+  all.loss = summed(replicas, all.loss);
+  sum_in_place(replicas, context.optimizer.flat_gradients());
+  all.scores = {summed(replicas, at::cat(log_probabilities).cpu()), summed(replicas, at::cat(entropies).cpu())};
   return all;
 }
 
@@ -58,6 +68,10 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
 }
 
 }  // namespace
+
+void begin_part(const StepContext& context, int64_t part) {
+  if (context.stage.shards > 1 && context.hooks.begin_part) context.hooks.begin_part(part);
+}
 
 Stopwatch::Stopwatch() : last_(seconds_now()) {}
 double Stopwatch::lap() {

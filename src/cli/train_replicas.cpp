@@ -1,0 +1,87 @@
+#include "cli/train_replicas.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "race/gloo_backend.h"
+#include "race/run_processes.h"
+
+namespace faultline::cli {
+namespace {
+
+constexpr double kJoinSeconds = 300;
+constexpr auto kStepTimeout = std::chrono::minutes(60);  // the slowest rank's step
+constexpr int64_t kLongestPath = 4096;
+
+using Backend = c10::intrusive_ptr<c10d::Backend>;
+
+// Gloo works on the CPU's memory; what lies on a GPU is copied there.
+at::Tensor gather(const Backend& backend, int64_t ranks, const at::Tensor& own) {
+  std::vector<at::Tensor> input = {own.detach().cpu().contiguous()};
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int64_t rank = 0; rank < ranks; ++rank) outputs[0].push_back(at::empty_like(input[0]));
+  backend->allgather(outputs, input, {})->wait();
+  return at::stack(outputs[0]);
+}
+
+void check_shards(const TrainingSpec& spec, int64_t ranks) {
+  const int64_t shards = spec.train.spec.stages.front().shards;
+  if (shards % ranks != 0)
+    throw UsageError(
+        fmt::format("train.shards: {} processes cannot share {} shards equally; say train.shards={}, which one process "
+                    "can train as well",
+                    ranks, shards, ranks));
+}
+
+void agree_on_recipe(const Replicas& replicas, const Node& recipe) {
+  const uint64_t mine = hash64(to_json(recipe).dump());
+  const at::Tensor all = replicas.gather(at::full({}, static_cast<int64_t>(mine), at::kLong));
+  if (!all.eq(static_cast<int64_t>(mine)).all().item<bool>())
+    throw UsageError("train: the ranks were given different recipes or overrides; start all of them alike");
+}
+
+}  // namespace
+
+Globals TrainingJob::globals_of(const Globals& given) const {
+  Globals own = given;
+  if (replicas.rank > 0) own.quiet = true;
+  if (!device.empty() && given.device == "cuda") own.device = device;
+  return own;
+}
+
+std::string TrainingJob::tell(const std::string& from_first) const {
+  if (replicas.alone()) return from_first;
+  if (std::ssize(from_first) > kLongestPath) throw UsageError("--out: the path is too long");
+  at::Tensor bytes = at::zeros({kLongestPath}, at::kByte);
+  std::copy(from_first.begin(), from_first.end(), bytes.mutable_data_ptr<uint8_t>());
+  const at::Tensor all = replicas.gather(bytes);
+  return reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>());  // the first row; zeros end it
+}
+
+TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes) {
+  const auto membership = race::membership_from_environment();
+  if (!membership || membership->ranks == 1) return {};
+  check_shards(spec, membership->ranks);
+  if (resumes)
+    throw UsageError("--resume: a run of several processes is resumed by one, which computes the same shards");
+  const auto store = race::open_store(*membership, kJoinSeconds);
+  const Backend backend = race::make_gloo(store, "train", membership->rank, membership->ranks, kStepTimeout,
+                                          membership->local_ranks == membership->ranks);
+  TrainingJob job;
+  job.replicas = {
+      membership->rank, membership->ranks,
+      [backend, store, ranks = membership->ranks](const at::Tensor& own) { return gather(backend, ranks, own); }};
+  if (const char* local = std::getenv("LOCAL_RANK")) job.device = fmt::format("cuda:{}", local);
+  agree_on_recipe(job.replicas, recipe);
+  return job;
+}
+
+}  // namespace faultline::cli

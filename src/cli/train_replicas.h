@@ -1,0 +1,21 @@
+// `faultline train` under torchrun or srun: this process's place among those that train together.
+#pragma once
+
+#include "cli/command.h"
+#include "experiment/training_run.h"
+
+namespace faultline::cli {
+
+struct TrainingJob {
+  Replicas replicas;   // alone where no launcher started us
+  std::string device;  // of this rank where the launcher gave every rank a GPU; "": as the command line says
+
+  Globals globals_of(const Globals& given) const;         // quiet but for the first rank, on this rank's device
+  std::string tell(const std::string& from_first) const;  // what the first rank says, on all of them
+};
+
+// UsageError where the recipe's shards cannot be shared equally, a run is to be resumed, or the ranks were given
+// different recipes.
+TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes);
+
+}  // namespace faultline::cli
