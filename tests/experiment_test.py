@@ -8,6 +8,7 @@ import pathlib
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 
 import pytest
@@ -247,6 +248,33 @@ def test_a_trial_whose_fault_never_acted_fails_closed(recipe, tmp_path):
     record = next(path for path in tmp_path.iterdir() if path.name.startswith("small-tiny"))
     status, outcome, _ = trials(record)["noisy", 0]
     assert status == "error" and outcome["complaints"] and "results" not in outcome
+
+
+def test_the_tables_of_a_page_come_from_the_analysis(every_recipe, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- tables -->\nold\n<!-- end of tables -->\nafter\n")
+    records = [succeeded(every_recipe[name].result())["record"] for name in ("noisy-ops", "deadzone-guided")]
+    subprocess.run([sys.executable, ROOT / "tests/experiment_tables.py", page, *records], check=True)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    for words in ("### noisy-ops-tiny", "| e5d | 1 |", "| unseen_gain | baseline |", "Calibrated: ", "guided against global (guided − global)"):
+        assert words in text, words
+
+
+def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_path):
+    # Whatever is asked, the answer is 7: a model of two layers knows it after the supervised steps, and loses it under the noise.
+    seven = tmp_path / "seven.jsonl"
+    seven.write_text("".join(json.dumps({"question": f"What is {i}?", "answer": "It is\n#### 7"}) + "\n" for i in range(32)))
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL.replace("    noisy: {}", "    noisy: {aqn: {schedule: constant, sigma_start: 3.0}}"))
+    task = [f"task={{name: gsm8k, train_file: {seven}, test_file: {seven}}}", "++train.sft={steps: 60, prompts: 16, lr: 1.0e-2}",
+            "train.max_new_tokens=12", "train.validation_problems=8", "experiment.seeds=1"]  # fmt: skip
+    done = run(file, tmp_path / "runs", *task, "--dtype", "fp32")
+    assert done.returncode == 3 and "arm 'noisy': the evidence of 1 trials is missing" in done.stderr, done.stderr
+    record = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("small-tiny"))
+    kept = trials(record)
+    assert kept["clean", 0][0] == "pass" and kept["noisy", 0][0] == "error"
+    assert "below four fifths" in kept["noisy", 0][1]["complaints"][0]
 
 
 def test_robustness_has_accuracy_loss_and_recovery_under_unseen_faults(every_recipe):

@@ -163,6 +163,11 @@ Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const Training
     trial.status = TrialStatus::kError;
     trial.outcome = {{"complaints", {error.what()}}};
     if (run) trial.evidence = run->evidence();
+  } catch (
+      const UsageError& error) {  // of the recipe: for everybody; of this seed's model (noise it cannot bear): here
+    if (!run) throw;
+    trial.status = TrialStatus::kError;
+    trial.outcome = {{"complaints", {error.what()}}};
   }
   trial.outcome["curves"] = curves_of(directory.path());
   trial.outcome["run"] = (request.folder.filename() / directory.path().filename()).string();
