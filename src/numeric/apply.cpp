@@ -17,6 +17,7 @@
 #include "numeric/arithmetic.h"
 #include "numeric/cpu/kernels.h"
 #include "numeric/digest.h"
+#include "numeric/digest_into.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/kernels.h"
 #endif
@@ -409,7 +410,7 @@ at::Tensor make_control(const at::Device& device, const Rule& rule, const CallPo
   return row.to(device);
 }
 
-at::Tensor digest(const at::Tensor& x) {
+void digest_into(const at::Tensor& x, int64_t* state) {
   if (x.layout() != at::kStrided) throw UsageError("a digest needs a dense tensor");
   const at::Tensor bytes = x.contiguous();
   const int64_t size = bytes.numel() * static_cast<int64_t>(bytes.element_size()),
@@ -422,21 +423,26 @@ at::Tensor digest(const at::Tensor& x) {
       const std::lock_guard<std::mutex> lock(mutex);
       total = fold61(total + part);
     });
-    return at::scalar_tensor(
-        static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size))),
-        at::kLong);
+    state[kDigestStateWords - 1] =
+        static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size)));
+    return;
   }
 #ifdef FAULTLINE_WITH_CUDA
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
-    at::Tensor state = at::zeros({4}, x.options().dtype(at::kLong));
-    auto* words = reinterpret_cast<uint64_t*>(state.mutable_data_ptr<int64_t>());
-    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words, words + 3,
+    auto* words = reinterpret_cast<uint64_t*>(state);
+    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words, words + kDigestStateWords - 1,
                  current_stream(x.device()));
-    return state.select(0, 3);
+    return;
   }
 #endif
   refuse_device(x);
+}
+
+at::Tensor digest(const at::Tensor& x) {
+  const at::Tensor state = at::zeros({kDigestStateWords}, x.options().dtype(at::kLong).layout(at::kStrided));
+  digest_into(x, state.mutable_data_ptr<int64_t>());
+  return state.select(0, kDigestStateWords - 1);
 }
 
 at::Tensor checksum(const at::Tensor& x) {

@@ -2,16 +2,16 @@
 
 #include <ATen/ATen.h>
 
-#include <cstring>
+#include <algorithm>
 
 #include "base/error.h"
-#include "numeric/apply.h"
+#include "numeric/digest_into.h"
 
 namespace faultline::race {
 namespace {
 
 enum Column : int64_t { kExpected = kKeys, kGradient, kPieces };  // columns 0 … kKeys-1: the keys
-enum LastRow : int64_t { kHost, kCopied, kParameters, kShadow };
+enum LastRow : int64_t { kCopied, kParameters, kShadow };
 
 }  // namespace
 
@@ -19,7 +19,7 @@ Checks::Checks(const Config& config, int rank, int ranks, at::Device device)
     : config_(config), rank_(rank), ranks_(ranks), columns_(kPieces + 2 * ranks) {
   const auto words = at::TensorOptions().dtype(at::kLong).device(device);
   rows_ = at::zeros({1 + config.layers() * (3 * ranks + 2), kPatternCheckWords}, words);
-  digests_ = at::zeros({config.layers() + 1, columns_}, words);
+  digests_ = at::zeros({config.layers() + 1, columns_, kDigestStateWords}, words);
 }
 
 void Checks::begin(int64_t iteration, bool patterns) {
@@ -30,6 +30,7 @@ void Checks::begin(int64_t iteration, bool patterns) {
   if (digests_taken_) digests_.zero_();
   subjects_.clear();
   digests_taken_ = false;
+  std::fill(std::begin(host_), std::end(host_), 0);
 }
 
 uint32_t Checks::poison(int64_t layer) const { return poison_word(config_.seed, iteration_, layer); }
@@ -43,34 +44,32 @@ void Checks::compare(const at::Tensor& buffer, const Subject& subject) {
   check(buffer, subject.pattern_at(subject.place), poison(subject.layer), row);
 }
 
-void Checks::put(int64_t layer, int64_t column, const at::Tensor& digest) {
+void Checks::put(int64_t layer, int64_t column, const at::Tensor& buffer) {
   digests_taken_ = true;
-  if (digests_.is_cpu())  // without the dispatcher, whose three calls cost as much as a small digest
-    digests_.mutable_data_ptr<int64_t>()[layer * columns_ + column] = *digest.const_data_ptr<int64_t>();
-  else
-    digests_.select(0, layer).select(0, column).copy_(digest, true);
+  // Without the dispatcher, whose calls cost as much as a small digest.
+  digest_into(buffer, digests_.mutable_data_ptr<int64_t>() + (layer * columns_ + column) * kDigestStateWords);
 }
 
 void Checks::take_key(int64_t layer, Key key, const at::Tensor& buffer) {
-  put(layer, static_cast<int64_t>(key), digest(buffer));
+  put(layer, static_cast<int64_t>(key), buffer);
 }
 
 void Checks::take_pieces(int64_t layer, bool sent, const std::vector<at::Tensor>& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i)
-    put(layer, kPieces + (sent ? 0 : ranks_) + static_cast<int64_t>(i), digest(pieces[i]));
+    put(layer, kPieces + (sent ? 0 : ranks_) + static_cast<int64_t>(i), pieces[i]);
 }
 
-void Checks::take_expected(int64_t layer, const at::Tensor& expected) { put(layer, kExpected, expected); }
-void Checks::take_gradient(int64_t layer, const at::Tensor& gradient) { put(layer, kGradient, digest(gradient)); }
-
-void Checks::compare_h2d(const at::Tensor& host, const at::Tensor& copied) {
-  put(config_.layers(), kHost, digest(host));
-  put(config_.layers(), kCopied, digest(copied));
+void Checks::take_expected(int64_t layer, const at::Tensor& expected) {
+  put(config_.shared_layer_weights ? 0 : layer, kExpected, expected);
 }
+void Checks::take_gradient(int64_t layer, const at::Tensor& gradient) { put(layer, kGradient, gradient); }
+
+void Checks::take_copied(const at::Tensor& copied) { put(config_.layers(), kCopied, copied); }
+void Checks::take_host(const at::Tensor& host) { digest_into(host, host_); }
 
 void Checks::compare_optimizer(const at::Tensor& parameters, const at::Tensor& shadow) {
-  put(config_.layers(), kParameters, digest(parameters));
-  put(config_.layers(), kShadow, digest(shadow));
+  put(config_.layers(), kParameters, parameters);
+  put(config_.layers(), kShadow, shadow);
 }
 
 void Checks::read_patterns(RankRecord& record) {
@@ -103,12 +102,13 @@ void Checks::read_patterns(RankRecord& record) {
 
 void Checks::read_digests(RankRecord& record) {
   if (!digests_taken_) return;
-  const at::Tensor table = digests_.cpu();
+  const at::Tensor table = digests_.cpu().select(2, kDigestStateWords - 1).contiguous();  // (layers + 1, columns)
+  const auto* first = reinterpret_cast<const uint64_t*>(table.const_data_ptr<int64_t>());
   for (int64_t l = 0; l < config_.layers(); ++l) {
-    const auto* words = reinterpret_cast<const uint64_t*>(table.const_data_ptr<int64_t>()) + l * columns_;
+    const uint64_t* words = first + l * columns_;
     LayerRecord& layer = record.layers[static_cast<size_t>(l)];
     std::copy(words, words + kKeys, layer.keys.begin());
-    layer.expected_input = words[kExpected];
+    layer.expected_input = (config_.shared_layer_weights ? first : words)[kExpected];
     layer.gradient = words[kGradient];
     const uint64_t* sent = words + kPieces;
     const bool same_to_all = config_.mode == Mode::kFsdp;
@@ -117,8 +117,8 @@ void Checks::read_digests(RankRecord& record) {
     if (layer.received[0] != 0) layer.keys[static_cast<size_t>(Key::kCommOutput)] = combined_digest(layer.received);
     if (same_to_all && layer.sent[0] != 0) layer.keys[static_cast<size_t>(Key::kCommInput)] = layer.sent[0];
   }
-  const auto* last = table.const_data_ptr<int64_t>() + config_.layers() * columns_;
-  record.h2d_failed |= last[kHost] != last[kCopied];
+  const uint64_t* last = first + config_.layers() * columns_;
+  record.h2d_failed |= last[kCopied] != static_cast<uint64_t>(host_[kDigestStateWords - 1]);
   if (last[kParameters] != last[kShadow])
     record.layers[0].failed_checks |= uint64_t{1} << static_cast<unsigned>(Check::kOptimizer);
 }

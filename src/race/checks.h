@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "numeric/digest_into.h"
 #include "race/finding.h"
 
 namespace faultline::race {
@@ -35,9 +36,11 @@ class Checks {
   // Digests, by column of the layer's row.
   void take_key(int64_t layer, Key key, const at::Tensor& buffer);
   void take_pieces(int64_t layer, bool sent, const std::vector<at::Tensor>& pieces);  // and, combined, the key
+  // What the input must be; layers that share their weights share the first one's.
   void take_expected(int64_t layer, const at::Tensor& expected);
   void take_gradient(int64_t layer, const at::Tensor& gradient);
-  void compare_h2d(const at::Tensor& host, const at::Tensor& copied);
+  void take_copied(const at::Tensor& copied);
+  void take_host(const at::Tensor& host);  // by the CPU: best while a GPU is busy
   void compare_optimizer(const at::Tensor& parameters, const at::Tensor& shadow);
 
   RankRecord finish();  // waits for the device
@@ -45,7 +48,7 @@ class Checks {
 
  private:
   at::Tensor next_row();
-  void put(int64_t layer, int64_t column, const at::Tensor& digest);
+  void put(int64_t layer, int64_t column, const at::Tensor& buffer);
   void read_patterns(RankRecord& record);
   void read_digests(RankRecord& record);
 
@@ -55,7 +58,8 @@ class Checks {
   int64_t iteration_ = 0;
   bool patterns_ = true, digests_taken_ = false;
   at::Tensor rows_;     // (checks, kPatternCheckWords)
-  at::Tensor digests_;  // (layers + 1, columns); the last row: host, copied, parameters, shadow
+  at::Tensor digests_;  // (layers + 1, columns, kDigestStateWords); the last row: copied, parameters, shadow
+  int64_t host_[kDigestStateWords] = {};
   std::vector<Subject> subjects_;
   std::vector<Mismatch> mismatches_;
 };

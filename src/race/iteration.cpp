@@ -10,7 +10,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/error.h"
-#include "numeric/apply.h"
 
 namespace faultline::race {
 namespace {
@@ -149,6 +148,7 @@ RankRecord Iteration::run(int64_t iteration, StepOptions options) {
   }
   finish_deferred();
   if (config_.optimizer != Optimizer::kNone) step_optimizer(config_.mode == Mode::kFsdp ? reduced_ : gradients_);
+  if (config_.h2d_tensor_size > 0 && options.verify && options.digests) checks_->take_host(host_[host_slot()]);
   wait_for_device();
   RankRecord record = checks_->finish();
   device_seconds_ = seconds() - start;
@@ -178,8 +178,10 @@ void Iteration::start_host_copy(int64_t iteration, size_t slot) {
   host_copied_for_ = iteration;
 }
 
+size_t Iteration::host_slot() const { return static_cast<size_t>(config_.h2d_prefetch ? iteration_ & 1 : 0); }
+
 void Iteration::copy_from_host() {
-  const auto slot = static_cast<size_t>(config_.h2d_prefetch ? iteration_ & 1 : 0);
+  const size_t slot = host_slot();
   if (host_copied_for_ != iteration_) start_host_copy(iteration_, slot);
   const PatternPlace place{config_.seed, iteration_, 0, options_.rank, Stream::kHost};
   const PatternAt pattern_at = [this](const PatternPlace& p) {
@@ -195,7 +197,7 @@ void Iteration::copy_from_host() {
   });
   if (step_.verify)
     checks_->compare(copied, {.h2d = true, .operation = "h2d", .place = place, .pattern_at = pattern_at});
-  if (step_.verify && step_.digests) checks_->compare_h2d(host_[slot], copied);
+  if (step_.verify && step_.digests) checks_->take_copied(copied);
   if (config_.h2d_prefetch) start_host_copy(iteration_ + 1, slot ^ 1);
 }
 

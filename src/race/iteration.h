@@ -57,6 +57,7 @@ class Iteration {
   void allocate();
   void copy_from_host();
   void start_host_copy(int64_t iteration, size_t slot);
+  size_t host_slot() const;  // of this iteration
   void run_fsdp();
   void run_ddp();
   void run_default();
@@ -101,9 +102,9 @@ class Iteration {
   at::Tensor gradients_, reduced_;               // (R * S), (S); ddp: (L * A), unused
   at::Tensor exchange_input_, exchange_output_;  // all-to-all
   at::Tensor host_[2], copied_[2];
-  std::vector<at::Tensor> inputs_;        // of compute: one where layers share it
-  at::Tensor last_output_;                // of the layer before, for stale data
-  at::Tensor scratch_, expected_digest_;  // the pattern itself, and its digest
+  std::vector<at::Tensor> inputs_;  // of compute: one where layers share it
+  at::Tensor last_output_;          // of the layer before, for stale data
+  at::Tensor scratch_;              // the pattern itself
   at::Tensor parameters_, shadow_, first_moment_, second_moment_;
   Pending gather_[2];
 

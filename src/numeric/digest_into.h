@@ -1,0 +1,13 @@
+// A digest written into a table, by one kernel: for loops that take hundreds of them and read all at once.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace faultline {
+
+inline constexpr int64_t kDigestStateWords = 4;  // three of work, then the digest
+
+// `state`: kDigestStateWords words on x's device, zero before. The work is queued on x's current stream.
+void digest_into(const at::Tensor& x, int64_t* state);
+
+}  // namespace faultline
