@@ -1,11 +1,14 @@
 """The figures of docs/results/race.md: what digests cost, how long an iteration takes, whether memory stays flat, and, on a
-GPU, how often the host waits for it. `python tests/bench_race.py --build build --json OUT [--device cuda] [--quick]`."""
+GPU, how often the host waits for it. Digests are taken in every second iteration of one run; the drift is what the same
+measure gives for iterations that are both without. CPU seconds are the same on a busy machine, the others are not: the load
+is recorded. `python tests/bench_race.py --build build --json OUT [--device cuda] [--quick] [--memory-shard 1000000]`."""
 
 import argparse
 import json
 import os
 import pathlib
 import platform
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +24,7 @@ class Bench:
         self.program = options.build.resolve() / "faultline"
         self.device = options.device
         self.quick = options.quick
+        self.memory_shard = options.memory_shard
 
     def command(self, *arguments):
         return [str(self.program), "race", "--ranks", "4", "--device", self.device, "--json", "--quiet", *arguments]
@@ -41,10 +45,23 @@ class Bench:
         result, _ = self.race("warmup_iterations=1", f"verify_iterations={2 if self.quick else 8}", *BIG)
         return {rank["rank"]: rank["step_seconds"] for rank in result["evidence"]}[0]
 
+    def cpu_seconds(self):
+        """CPU time of one such iteration on all ranks, with digests and without: of four more iterations than one."""
+        cost = {}
+        for digest in ("before", "off"):
+            spent = []
+            for iterations in (1, 5):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                self.race("warmup_iterations=0", f"verify_iterations={iterations}", f"digest={digest}", *BIG)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            cost[digest] = (spent[1] - spent[0]) / 4
+        return {"with": cost["before"], "without": cost["off"], "relative": cost["before"] / cost["off"] - 1}
+
     def memory(self):
         """Resident memory of the process every tenth of a second; flat: the last quarter is no larger than the second."""
         iterations = 60 if self.quick else 500
-        process = subprocess.Popen(self.command("warmup_iterations=5", f"verify_iterations={iterations}", *COMMUNICATION, "num_layers=24", "fsdp_shard_size=20000"),
+        process = subprocess.Popen(self.command("warmup_iterations=5", f"verify_iterations={iterations}", *COMMUNICATION, "num_layers=24", f"fsdp_shard_size={self.memory_shard}"),
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
         samples = []
         while process.poll() is None:
@@ -55,7 +72,7 @@ class Bench:
                 pass
             time.sleep(0.1)
         quarter = len(samples) // 4
-        return {"iterations": iterations, "samples": len(samples), "second_quarter_max_kib": max(samples[quarter : 2 * quarter]), "last_quarter_max_kib": max(samples[-quarter:-1])}
+        return {"iterations": iterations, "shard": self.memory_shard, "samples": len(samples), "second_quarter_max_kib": max(samples[quarter : 2 * quarter]), "last_quarter_max_kib": max(samples[-quarter:-1])}
 
     def waits(self):
         """Waits of the host for the GPU in 20 iterations, with few and with many layers: the same number."""
@@ -78,18 +95,21 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--memory-shard", type=int, default=20000, help="elements of a shard in the 500 iterations that memory is watched in")
     options = parser.parse_args()
     bench = Bench(options)
     pairs = 5 if options.quick else 20
     on_gpu = options.device != "cpu"
     compute = ["model_dim=1024", "num_heads=8", "seq_len=512", "num_layers=24", "fsdp_shard_size=1000000", "real_backward=true"] if on_gpu else ["model_dim=256", "num_heads=4", "seq_len=128", "num_layers=8", "fsdp_shard_size=100000"]
-    record = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "device": options.device, "ranks": 4, "overhead": []}
+    record = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load_average": os.getloadavg(), "device": options.device, "ranks": 4, "overhead": []}
     record["overhead"].append(bench.overhead("fsdp, transformer compute", *compute, pairs=pairs))
     record["overhead"].append(bench.overhead("fsdp, communication alone", *COMMUNICATION, "num_layers=24", "fsdp_shard_size=1000000" if on_gpu else "fsdp_shard_size=100000", pairs=pairs))
     record["iteration_4_ranks_24_layers_1M"] = bench.iteration()
     record["memory"] = bench.memory()
     if on_gpu:
         record["host_waits_in_20_iterations"] = bench.waits()
+    else:
+        record["cpu_seconds_of_that_iteration"] = bench.cpu_seconds()
     text = json.dumps(record, indent=1)
     print(text)
     if options.json:
