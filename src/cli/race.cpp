@@ -113,6 +113,9 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   race::Config config = race::read_config(node);
   if (!config.deterministic) config.seed = globals.seed();
   if (race::leave_out_drill(config)) fmt::print(stderr, "FAULTLINE_DRILL=off: planted faults are left out\n");
+  if (options.overhead && config.verify_iterations < race::kOverheadIterations)
+    throw UsageError(fmt::format("--measure-overhead needs at least {} verified iterations; raise verify_iterations",
+                                 race::kOverheadIterations));
   race::RunOptions run;
   run.ranks = static_cast<int>(parse_count("--ranks", options.ranks_text, 1, 256));
   run.device = open_device(globals.device);

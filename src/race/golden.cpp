@@ -80,7 +80,8 @@ Overhead digest_overhead(const RunResult& result) {
     overhead.with = median(e.step_seconds), overhead.without = median(plain);
   }
   if (drift.size() < 2)
-    throw UsageError("the cost of digests needs at least 8 verified iterations; raise verify_iterations");
+    throw UsageError(fmt::format("the run ended before {} verified iterations: too few to tell the cost of digests",
+                                 kOverheadIterations));
   overhead.relative = t_interval(relative);
   overhead.drift = t_interval(drift);
   return overhead;
