@@ -39,7 +39,7 @@ foreach(isa ${model_isas})
   list(APPEND kernel_objects $<TARGET_OBJECTS:faultline_model_cpu_${isa}>)
 endforeach()
 
-foreach(module site numeric tap aqn race triage model task lab train experiment diagnose recipe plugin)
+foreach(module cluster site numeric tap aqn race triage model task lab train experiment diagnose recipe plugin)
   module_sources(${module} module_files)
   list(APPEND library_sources ${module_files})
 endforeach()

@@ -1,6 +1,8 @@
-"""vLLM on a CPU, in an environment of its own (`./dev test-clients`; skipped elsewhere): the plug-in arms the plan in the engine's
-process and nowhere else computes it; every packed matrix product is found in its layer; text
-changes with the plan and is the same without it; the norms carry AQN; a dead zone sits at one decoder layer's output."""
+"""vLLM on a CPU, in an environment of its own (`./dev test-clients`; skipped elsewhere): the plug-in arms the plan in the worker
+and nowhere else computes it; every packed matrix product is found in its layer; text changes with the plan and is the
+same without it; the norms carry AQN, after an update too; a dead zone sits at one decoder layer's output and zeroes what it
+would in our own rollout; compilation hides what the coverage says. An engine takes a minute to start: each test asks one
+engine several things."""
 
 import importlib.util
 import json
@@ -21,17 +23,40 @@ LIMIT = 1500
 LINEARS = 4 * LAYERS + 1  # vLLM fuses q, k, v and gate, up
 
 SCRIPT = """
-import json, os, sys
+import json, os, signal, sys
+
+def ask(engine):
+    import vllm
+    answers = engine.generate(["abc", "hello there"], vllm.SamplingParams(temperature=0, max_tokens=%d, ignore_eos=True, logprobs=1))
+    return {"text": [list(answer.outputs[0].token_ids) for answer in answers], "logprobs": [answer.outputs[0].cumulative_logprob for answer in answers]}
 
 if __name__ == "__main__":
     import vllm
     options = json.loads(sys.argv[2])
-    engine = vllm.LLM(sys.argv[1], max_model_len=128, dtype=options.pop("dtype", "bfloat16"), max_num_seqs=2, disable_log_stats=True, **options)
-    answers = engine.generate(["abc", "hello there"], vllm.SamplingParams(temperature=0, max_tokens=%d, ignore_eos=True, logprobs=1))
-    result = {"text": [list(answer.outputs[0].token_ids) for answer in answers], "logprobs": [answer.outputs[0].cumulative_logprob for answer in answers], "main": os.getpid()}
+    actions = options.pop("actions")
+    engine = vllm.LLM(sys.argv[1], max_model_len=128, dtype="bfloat16", max_num_seqs=2, disable_log_stats=True, enable_prefix_caching=False,
+                      worker_extension_cls="clients_vllm_worker.Extension", **options)
+    if "watch" in actions:
+        engine.collective_rpc("watch_layer", args=(1,))
+    result = {**ask(engine), "main": os.getpid()}
+    if "watch" in actions:
+        [result["watched"]] = engine.collective_rpc("watched")
+    if "steps" in actions:
+        for step in (1, 0):
+            engine.collective_rpc("faultline_begin_step", args=(step,))
+            result[f"step {step}"] = ask(engine)
+    if "send" in actions:
+        [result["norms"]] = engine.collective_rpc("send_norms")
     if "faultline" in sys.modules:
         result["collection"] = sys.modules["faultline"].collect(engine, on_missing="warn")
-    print("result", json.dumps(result))
+    if "coverage" in actions:
+        from faultline import vllm_coverage
+        result["coverage"] = vllm_coverage.coverage(engine, lambda: ask(engine))
+    print("result", json.dumps(result), flush=True)
+    if "crash" in actions:
+        os.kill(result["collection"]["processes"][0]["pid"], signal.SIGKILL)
+        ask(engine)
+        print("answered", flush=True)
 """ % NEW
 
 
@@ -67,31 +92,37 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def run(tmp_path, model, installed, a_recipe, *, launcher=(), environment=None, **options):
+def run(tmp_path, model, path, a_recipe, *actions, launcher=(), environment=None, **options):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "PYTHONPATH": installed, "FAULTLINE_LIBRARY": str(LIBRARY), **(environment or {})}
+    variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+                 "PYTHONPATH": os.pathsep.join([path, str(ROOT / "tests")]), "FAULTLINE_LIBRARY": str(LIBRARY), **(environment or {})}
     if a_recipe is not None:
-        path = tmp_path / "recipe.json"
-        path.write_text(json.dumps(a_recipe))
-        variables["FAULTLINE_RECIPE"] = str(path)
-        variables["FAULTLINE_EVIDENCE"] = str(tmp_path / "evidence")
-    options.setdefault("enforce_eager", True)
+        recipe_file = tmp_path / "recipe.json"
+        recipe_file.write_text(json.dumps(a_recipe))
+        variables = {"FAULTLINE_RECIPE": str(recipe_file), "FAULTLINE_EVIDENCE": str(tmp_path / "evidence"), **variables}
+    options = {"enforce_eager": True, "actions": actions, **options}
     return subprocess.run([sys.executable, *launcher, script, model, json.dumps(options)], env=variables, capture_output=True, text=True, timeout=LIMIT)
 
 
-def result_of(done):
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("result ")]
-    return json.loads(line.removeprefix("result "))
+def result_of(done, *, code=0):
+    assert done.returncode == code or code is None, done.stdout[-2000:] + done.stderr[-6000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
+    assert len(lines) == 1, done.stdout[-2000:] + done.stderr[-6000:]
+    return json.loads(lines[0].removeprefix("result "))
 
 
-NOISE = {"seed": 7, "faults": [{"name": "noise", "where": {"operator": "matmul"}, "what": {"kind": "relative_gaussian", "strength": 0.3}}]}
+def rule(where, what, **more):
+    return {"seed": 7, "faults": [{"name": "noise", "where": where, "what": what, **more}]}
+
+
+NOISE = rule({"operator": "matmul"}, {"kind": "relative_gaussian", "strength": 0.3})
 
 
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory, model, installed):
-    return result_of(run(tmp_path_factory.mktemp("clean"), model, installed, None))
+def clean(tmp_path_factory, model):
+    """Without us: vLLM alone."""
+    return result_of(run(tmp_path_factory.mktemp("clean"), model, "", None))
 
 
 def calls_by_place(report):
@@ -101,7 +132,12 @@ def calls_by_place(report):
     return places
 
 
-def test_every_matrix_product_of_the_engine_is_found_in_its_layer(tmp_path, model, installed, clean):
+def test_without_a_plan_nothing_changes(tmp_path, model, installed, clean):
+    ours = result_of(run(tmp_path, model, installed, None))
+    assert ours["text"] == clean["text"] and ours["logprobs"] == clean["logprobs"] and "collection" not in ours
+
+
+def test_every_matrix_product_is_found_in_its_layer_and_a_worker_that_is_killed_leaves_its_evidence(tmp_path, model, installed, clean):
     result = result_of(run(tmp_path, model, installed, NOISE))
     assert result["logprobs"] != clean["logprobs"]
     [process] = result["collection"]["processes"]
@@ -111,42 +147,75 @@ def test_every_matrix_product_of_the_engine_is_found_in_its_layer(tmp_path, mode
     assert len(places) == LINEARS and "" not in places, places
     assert {row["phase"] for row in report["rows"]} == {"rollout"} and {row["layer"] for row in report["rows"]} == {-1, *range(LAYERS)}
     assert len(set(places.values())) == 1 and places.popitem()[1] >= NEW
-    # The main process has nothing to compute and is not blamed for it.
-    files = {json.loads(path.read_text())["pid"]: json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("process-*.json")}
-    assert files[result["main"]]["report"]["rows"] == [] and files[process["pid"]]["report"]["rows"]
+    # The main process and the engine core have nothing to compute, and are not blamed for it.
+    files = {entry["pid"]: entry for entry in (json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("process-*.json"))}
+    assert files[result["main"]]["report"]["rows"] == [] and [pid for pid, entry in files.items() if entry["report"]["rows"]] == [process["pid"]]
+    # The same seed gives the same text. Then the worker dies: the script fails, and what the worker had written is there.
+    crash = tmp_path / "crash"
+    crash.mkdir()
+    done = run(crash, model, installed, NOISE, "crash")
+    again = result_of(done, code=None)
+    assert again["logprobs"] == result["logprobs"] and again["text"] == result["text"]
+    assert done.returncode not in (0, 3) and "answered" not in done.stdout
+    [left] = [entry for entry in (json.loads(path.read_text()) for path in (crash / "evidence").glob("process-*.json")) if entry["report"]["rows"]]
+    assert left["ended"] is False and left["pid"] == again["collection"]["processes"][0]["pid"] and left["report"]["rules"][0]["calls"] > 0
 
 
-def test_without_a_plan_nothing_changes_and_with_one_it_is_the_same_twice(tmp_path, model, installed, clean):
-    again = result_of(run(tmp_path, model, installed, None))
-    assert again["text"] == clean["text"] and again["logprobs"] == clean["logprobs"] and "collection" not in again
-    first, second = (result_of(run(tmp_path, model, installed, NOISE)) for _ in range(2))
-    assert first["logprobs"] == second["logprobs"] != clean["logprobs"]
+def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollout(tmp_path, model, installed, clean):
+    import torch
 
+    import faultline
 
-def test_a_dead_zone_at_one_layers_output(tmp_path, model, installed, clean):
-    zone = {"seed": 7, "faults": [{"name": "zone", "where": {"module": "layer_output", "layer": 1}, "what": {"kind": "deadzone", "threshold": 0.5}}]}
-    result = result_of(run(tmp_path, model, installed, zone))
+    zone = rule({"module": "layer_output", "layer": 1}, {"kind": "deadzone", "threshold": 0.2}, extent={"fraction": 0.5, "structure": "channels"})
+    result = result_of(run(tmp_path, model, installed, zone, "watch"))
     assert result["logprobs"] != clean["logprobs"]
     [row] = result["collection"]["processes"][0]["report"]["rows"]
     assert row["place"].endswith("layers.1") and row["ledger"]["zeroed"] > 0 and row["phase"] == "rollout"
+    came, went = (torch.tensor(bits, dtype=torch.int16).view(torch.bfloat16) for bits in result["watched"])
+    # Our model passes its layers' outputs through this same operator, under the same canonical name.
+    with faultline.plan(zone, on_missing="warn"), faultline.phase("rollout"):
+        ours = torch.ops.faultline.boundary(came.clone(), torch.ops.faultline.place("layers.1"), "output")
+    assert torch.equal(ours.view(torch.int16), went.view(torch.int16))
+    zeroed = (went == 0) & (came != 0)
+    channels = zeroed.any(0)
+    assert zeroed.any() and not channels.all() and torch.equal(came[:, ~channels], went[:, ~channels])
 
 
-def test_norms_carry_the_noise_of_the_section_aqn(tmp_path, model, installed, clean):
-    noisy = {**NOISE, "aqn": {"schedule": "constant", "sigma_start": 0.05}}
-    noisy["faults"] = [{**NOISE["faults"][0], "where": {"operator": "matmul", "layer": 0}}]
-    done = run(tmp_path, model, installed, noisy)
-    assert result_of(done)["logprobs"] != clean["logprobs"]
-    assert f"[aqn] applied noise to {2 * LAYERS + 1} RMSNorm weights (skipped 0), sigma=0.05" in done.stderr + done.stdout
+def test_norms_carry_the_noise_of_the_section_aqn_and_carry_it_again_after_an_update(tmp_path, model, installed, clean):
+    noisy = {**rule({"operator": "matmul", "layer": 0}, {"kind": "relative_gaussian", "strength": 0.05}), "aqn": {"schedule": "constant", "sigma_start": 0.05}}
+    result = result_of(run(tmp_path, model, installed, noisy, "send"))
+    assert result["logprobs"] != clean["logprobs"]
+    norms = result["norms"]
+    assert len(norms) == 2 * LAYERS + 1 and all(0.03 < distance < 0.07 for distance in norms.values()), norms
+    aqn = result["collection"]["processes"][0]["notes"]["aqn"]
+    assert aqn["norms"] == 2 * LAYERS + 1 and aqn["applications"] == 2 and aqn["sigma"] == 0.05 and 0.04 < aqn["realised"] < 0.06
+
+
+def test_compiled_code_keeps_matrix_products_in_sight_and_the_coverage_names_what_it_hides(tmp_path, model, installed):
+    later = rule({"operator": "matmul"}, {"kind": "relative_gaussian", "strength": 0.3}, lifetime={"kind": "window", "from": 1, "to": 2})
+    result = result_of(run(tmp_path, model, installed, later, "steps", "coverage", enforce_eager=False, environment={"FAULTLINE_TOTAL_STEPS": "2"}))
+    assert result["step 0"]["logprobs"] == result["logprobs"] != result["step 1"]["logprobs"]
+    places = calls_by_place(result["collection"]["processes"][0]["report"])
+    assert len(places) == LINEARS and "" not in places and len(set(places.values())) == 1, places
+    coverage = result["coverage"]
+    assert coverage["compiled"] and {"matmul", "attention"} <= set(coverage["operators"]) and {"norm", "activation"} <= set(coverage["hidden"]), coverage
+    assert any("norm is hidden: 5 modules" in sentence and "enforce_eager=True" in sentence for sentence in coverage["sentences"]), coverage["sentences"]
 
 
 def test_a_family_that_meets_nothing_stops_the_engine(tmp_path, model, installed):
-    wrong = {"seed": 7, "faults": [{"name": "gelu", "where": {"operator": "aten::gelu"}, "what": {"kind": "gain", "strength": 0.1}}]}
-    done = run(tmp_path, model, installed, wrong)
-    assert done.returncode != 0 and "none of the plan's rules ('gelu') met a single call" in done.stderr + done.stdout
+    done = run(tmp_path, model, installed, rule({"operator": "aten::gelu"}, {"kind": "gain", "strength": 0.1}))
+    assert done.returncode != 0 and "none of the plan's rules ('noise') met a single call" in done.stderr + done.stdout
 
 
-def test_a_plan_that_cannot_be_armed_stops_the_engine_before_it_starts(tmp_path, model, installed):
-    done = run(tmp_path, model, installed, NOISE, environment={"FAULTLINE_TOTAL_STEPS": "none"})
-    assert done.returncode != 0 and "FAULTLINE_TOTAL_STEPS is a number of steps" in done.stderr + done.stdout and "result" not in done.stdout
-    done = run(tmp_path, model, installed, NOISE, launcher=("-m", "faultline"), environment={"VLLM_PLUGINS": "other"})
-    assert done.returncode != 0 and "VLLM_PLUGINS='other' leaves out 'faultline'" in done.stderr
+@pytest.mark.parametrize("launcher", [(), ("-m", "faultline")], ids=["plug-in", "launcher"])
+@pytest.mark.parametrize(
+    "environment, sentence",
+    [({"FAULTLINE_TOTAL_STEPS": "none"}, "FAULTLINE_TOTAL_STEPS is a number of steps"), ({"FAULTLINE_RECIPE": "/nowhere/recipe.yaml"}, "/nowhere/recipe.yaml"), ({"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS='other' leaves out 'faultline'")],
+    ids=["steps", "missing", "excluded"],
+)
+def test_a_plan_that_cannot_be_armed_stops_the_run_before_it_starts(tmp_path, model, installed, launcher, environment, sentence):
+    if not launcher and "VLLM_PLUGINS" in environment:
+        pytest.skip("vLLM is told to leave us out and nobody else loads us: there is nobody to notice")
+    done = run(tmp_path, model, installed, NOISE, launcher=launcher, environment=environment)
+    assert done.returncode != 0 and sentence in done.stderr + done.stdout and "result" not in done.stdout
+    assert not launcher or done.returncode == 64

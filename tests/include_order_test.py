@@ -15,12 +15,13 @@ if not SOURCE.is_dir():
 ARROWS = {
     "base": [],
     "record": ["base"],
+    "cluster": ["record"],
     "site": ["record"],
     "numeric": ["site"],
     "tap": ["numeric"],
     "aqn": ["tap"],
     "race": ["numeric"],
-    "triage": ["race"],
+    "triage": ["race", "cluster"],
     "model": ["site"],
     "task": ["model"],
     "lab": ["task", "tap"],
@@ -32,7 +33,7 @@ ARROWS = {
     "plugin": ["recipe"],
     "cli": ["plugin"],
 }
-NO_TORCH = ("base/", "record/", "report/", "numeric/cpu/", "numeric/cuda/", "model/cpu/")
+NO_TORCH = ("base/", "record/", "cluster/", "report/", "numeric/cpu/", "numeric/cuda/", "model/cpu/")
 CUDA_FOLDERS = ("numeric/cuda/", "model/cuda/")
 TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
 CUDA = re.compile(r"^(cuda|cublas|curand|cooperative_groups|cub/|nccl)")

@@ -53,7 +53,7 @@ FORBIDDEN = [
 ]
 PLANTED = {"src/**/*.cpp": ['std::system("ls");', 'FILE* f = popen(command, "r");', 'execl("/bin/sh", "sh", "-c", x, nullptr);'], "python/**/*.py": ["os.system(x)", "run(x, shell=True)", "torch.load(f)", "eval(text)"]}
 # The Python that the user's PATH or PYTHON names, for --executor ray; no recipe can name one.
-ALLOWED = {("src/triage/ray_executor.cpp", "execvp(")}
+ALLOWED = {("src/cluster/ray_cluster.cpp", "execvp(")}
 STRINGS_AND_COMMENTS = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"')
 
 

@@ -48,6 +48,7 @@ class Armed:
         self.plan = Plan(recipe, total_steps=int(steps)).arm()
         self.process, self.role = os.getpid(), "script"
         self.work: dict[str, int] = {}  # pieces of work by phase: generations, optimizer steps
+        self.notes: dict[str, dict] = {}  # what else was done here: noise on norms
         self._written = 0.0
         self._optimizer_steps = register_optimizer_step_post_hook(lambda *_: self.note_work("actor_forward"))
 
@@ -82,7 +83,7 @@ class Armed:
 
     # --- evidence -----------------------------------------------------------------------------------------------------
     def snapshot(self, *, ended=False) -> dict:
-        return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), ended=ended)
+        return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), notes=self.notes, ended=ended)
 
     def write(self, *, ended: bool) -> None:
         self._written = time.monotonic()

@@ -37,9 +37,9 @@ def folder() -> pathlib.Path | None:
     return pathlib.Path(wish) if wish else None
 
 
-def snapshot(report: dict, *, role: str, work: dict[str, int], ended: bool) -> dict:
+def snapshot(report: dict, *, role: str, work: dict[str, int], ended: bool, notes: dict[str, dict] | None = None) -> dict:
     return {"format": _FORMAT, "host": socket.gethostname(), "pid": os.getpid(), "role": role, "command": sys.argv[:1], "torch": str(torch.__version__),
-            "time": time.time(), "ended": ended, "work": work, "report": report}
+            "time": time.time(), "ended": ended, "work": work, "notes": notes or {}, "report": report}
 
 
 def write(into: pathlib.Path, entry: dict) -> pathlib.Path:

@@ -1,21 +1,25 @@
-"""Trials of a campaign as Ray tasks: the helper behind `faultline triage run --executor ray`. Run as a file, never imported by
-the package, so it needs Ray and nothing else. Requests come as JSON lines on standard input, answers leave the same way;
-what a request asks for is run on some machine of the cluster as `PROGRAM race --trial FOLDER`, in a folder of its own. A
-task whose worker or machine is lost is run again, and the answer says how often."""
+"""Processes of the program as Ray tasks: the helper behind `--executor ray` of triage, campaigns and experiments. Run as a file,
+never imported by the package, so it needs Ray and nothing else. Requests come as JSON lines on standard input, answers
+leave the same way. A request names a folder: its files travel to some machine of the cluster, the program runs there in a
+folder of its own, and its log and what was wanted come back. A task whose worker or machine is lost is run again, and
+the answer says how often."""
 
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
 import threading
 
-ATTEMPTS = 4  # of one trial, the first included
+ATTEMPTS = 4  # of one task, the first included
+MAX_LOG = 65536  # bytes that come back
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def run_trial(program, request, variables, timeout):
-    """On a worker: one process, its answer and its log. Nothing of it outlives the task."""
+def run_task(program, request, files):
+    """On a worker: one process, its log and its files. Nothing of it outlives the task. -> (answer, files)"""
+    import contextlib
     import ctypes
     import pathlib
     import signal
@@ -26,32 +30,35 @@ def run_trial(program, request, variables, timeout):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
     if not os.access(program, os.X_OK):
-        return {"error": f"{program} is not on {os.uname().nodename}; every machine of the cluster needs it under the same path"}
+        return {"error": f"{program} is not on {os.uname().nodename}; every machine of the cluster needs it under the same path"}, {}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name not in LAUNCHER}
-    with tempfile.TemporaryDirectory(prefix="faultline-trial-") as name:
+    with tempfile.TemporaryDirectory(prefix="faultline-task-") as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
-        (folder / "request.json").write_text(request, encoding="utf-8")
+        for path, content in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
         begin = time.monotonic()
-        with open(folder / "log.txt", "wb") as log:
-            process = subprocess.Popen([program, "race", "--trial", name], env={**kept, **variables}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                       start_new_session=True, preexec_fn=die_with_the_worker)
-            answer = {}
+        log = stack.enter_context(open(folder / "log.txt", "wb"))
+        source = stack.enter_context(open(folder / request["input"], "rb")) if request["input"] else subprocess.DEVNULL
+        output = stack.enter_context(open(folder / request["output"], "wb")) if request["output"] else log
+        words = [word.replace("{folder}", name) for word in request["arguments"]]
+        process = subprocess.Popen([program, *words], env={**kept, **request["variables"]}, stdout=output, stderr=log, stdin=source,
+                                   start_new_session=True, preexec_fn=die_with_the_worker)
+        answer = {}
+        try:
+            code = process.wait(request["timeout"] or None)
+            answer["status"] = -code if code < 0 else code << 8  # as waitpid tells it
+        except subprocess.TimeoutExpired:
+            answer["timed_out"] = True
+        finally:
             try:
-                code = process.wait(timeout)
-                answer["status"] = -code if code < 0 else code << 8  # as waitpid tells it
-            except subprocess.TimeoutExpired:
-                answer["timed_out"] = True
-            finally:
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)  # whatever it left behind
-                except ProcessLookupError:
-                    pass
-                process.wait()
+                os.killpg(process.pid, signal.SIGKILL)  # whatever it left behind
+            except ProcessLookupError:
+                pass
+            process.wait()
         answer["seconds"] = time.monotonic() - begin
-        answer["log"] = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")[:65536]
-        if (folder / "response.json").exists():
-            answer["response"] = (folder / "response.json").read_text(encoding="utf-8")
-        return answer
+        back = {wish: (folder / wish).read_bytes() for wish in request["wanted"] if (folder / wish).is_file()}
+        return answer, {**back, "log.txt": (folder / "log.txt").read_bytes()[:MAX_LOG]}
 
 
 def send(message, lock=threading.Lock()):
@@ -61,7 +68,7 @@ def send(message, lock=threading.Lock()):
 
 
 def connect():
-    """-> ray, connected, and the cluster's size as the first answer"""
+    """-> ray, connected"""
     try:
         import ray
     except ImportError:
@@ -78,17 +85,24 @@ def connect():
     return ray
 
 
-def answer_one(ray, task, program, message, cpus):
-    number, lost = message["id"], 0
-    trial = task.options(num_cpus=min(message["ranks"], cpus))
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def answer_one(ray, task, program, request, cpus):
+    number, lost, folder = request["id"], 0, pathlib.Path(request["folder"])
+    trial = task.options(num_cpus=min(request["processors"], cpus))
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            answer = ray.get(trial.remote(program, message["request"], message["variables"], message["timeout"]))
+            answer, files = ray.get(trial.remote(program, request, contents(folder)))
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
             return send({"id": number, "lost": lost, **answer})
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError) as error:
             lost += 1
             if attempt == ATTEMPTS:
-                return send({"id": number, "lost": lost, "error": f"{ATTEMPTS} workers were lost while they ran this trial; the last: {str(error).splitlines()[0]}"})
+                return send({"id": number, "lost": lost, "error": f"{ATTEMPTS} workers were lost while they ran this task; the last: {str(error).splitlines()[0]}"})
         except Exception as error:
             return send({"id": number, "lost": lost, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
 
@@ -102,7 +116,7 @@ def main(program):
     sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     cpus = max([1, *sizes])
     send({"id": 0, "slots": max(1, sum(sizes)), "nodes": len(sizes)})
-    task = ray.remote(max_retries=0)(run_trial)
+    task = ray.remote(max_retries=0)(run_task)
     for line in sys.stdin:
         threading.Thread(target=answer_one, args=(ray, task, program, json.loads(line), cpus), daemon=True).start()
     ray.shutdown()  # whoever asked has gone: tasks that still run are ended

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 
 import torch
 
-from faultline import environment, phases
+from faultline import environment, phases, vllm_coverage
 from faultline.attach import _named_modules
-from faultline.plan import EvidenceError, phase
+from faultline.plan import phase
+from faultline.vllm_norms import NormNoise
 
 _OPS = torch.ops.faultline
-_STRENGTH_BAND = (0.5, 2.0)  # measured over expected noise on the norms; few elements each
 _noises: dict[int, NormNoise] = {}
 
 
@@ -41,12 +40,14 @@ def _wrap_worker(worker_class, own: environment.Armed) -> None:
     """Platforms derive their own workers; what they override is wrapped on the worker itself, once it has its model."""
     worker_class.faultline_evidence = lambda self: own.snapshot()
     worker_class.faultline_begin_step = lambda self, step: _begin_step(self, own, step)
+    worker_class.faultline_census_begin = lambda self: _OPS.census_begin()
+    worker_class.faultline_census_end = lambda self: vllm_coverage.of_worker(self)
     load = worker_class.load_model
 
     @functools.wraps(load)
     def load_model(self, *arguments, **keywords):
         result = load(self, *arguments, **keywords)
-        _know(self.model_runner.get_model())
+        _know(self.model_runner.get_model(), own)
         self.execute_model = _as_rollout(self.execute_model, own)
         self.determine_available_memory = _quietly(self.determine_available_memory)
         self.compile_or_warm_up_model = _quietly(self.compile_or_warm_up_model)
@@ -88,13 +89,13 @@ def _begin_step(worker, own: environment.Armed, step: int) -> None:
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
-def _know(model: torch.nn.Module) -> None:
+def _know(model: torch.nn.Module, own: environment.Armed) -> None:
     phases.know(model)
     _join_residuals(model)
     _register_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
     if _OPS.has_aqn(recipe):
-        noise = _noises[id(model)] = NormNoise(model, recipe)
+        noise = _noises[id(model)] = NormNoise(model, recipe, own)
         noise.apply(0)
     _watch_updates(model)
 
@@ -152,40 +153,3 @@ def _watch_updates(model: torch.nn.Module) -> None:
         return result
 
     model.load_weights = load_weights
-
-
-class NormNoise:
-    """AQN on a sampler's norm weights. The clean weights are kept; what the model reads is their noisy copy."""
-
-    def __init__(self, model: torch.nn.Module, recipe: str):
-        self._recipe, self.step = recipe, 0
-        self._norms = [(path, module) for path, module in _named_modules(model) if _is_norm(module, path)]
-        if not self._norms:
-            raise ValueError("aqn: the model has no norm with a weight; a run without noise would be reported as one with it")
-        self._layers = 1 + max(_OPS.layer(path) for path, _ in self._norms)
-        self._total = int(os.environ.get("FAULTLINE_TOTAL_STEPS", "1"))
-        self.remember()
-
-    def remember(self) -> None:
-        self._clean = [module.weight.detach().clone() for _, module in self._norms]
-
-    def restore(self) -> None:
-        for (_, module), clean in zip(self._norms, self._clean, strict=True):
-            module.weight.data.copy_(clean)
-
-    def apply(self, step: int) -> None:
-        self.step = step
-        expected = measured = sigma = 0.0
-        for (path, module), clean in zip(self._norms, self._clean, strict=True):
-            noisy, sigma, wanted, got = _OPS.norm_noise(clean, self._recipe, path, self._layers, step, self._total)
-            module.weight.data.copy_(noisy)
-            expected, measured = expected + wanted, measured + got
-        share = (measured / expected) ** 0.5 if expected else 1.0
-        print(f"[aqn] applied noise to {len(self._norms)} RMSNorm weights (skipped 0), sigma={sigma:.4g}, realised={sigma * share:.4g}", file=sys.stderr)
-        if not _STRENGTH_BAND[0] < share < _STRENGTH_BAND[1]:
-            raise EvidenceError([f"aqn: step {step}: the weights carry {share:.3g} of the noise that the schedule asks for"], None)
-
-
-def _is_norm(module: torch.nn.Module, path: str) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, torch.nn.Parameter) and weight.dim() == 1 and path.rsplit(".", 1)[-1].endswith("norm")
