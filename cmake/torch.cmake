@@ -3,7 +3,7 @@
 # Nothing links torch_cuda: our CUDA code reaches streams through c10's device-generic interface, so one libfaultline.so
 # serves CPU-only and CUDA wheels alike, and the program starts without loading two gigabytes of CUDA libraries.
 if(NOT FAULTLINE_PYTHON)
-  message(FATAL_ERROR "set FAULTLINE_PYTHON to a Python that has torch 2.11 (./dev build does)")
+  message(FATAL_ERROR "set FAULTLINE_PYTHON to a Python that has torch (./dev build does)")
 endif()
 execute_process(
   COMMAND ${FAULTLINE_PYTHON} -c "import torch, os; print(os.path.dirname(torch.__file__)); print(torch.__version__)"
@@ -20,6 +20,20 @@ target_include_directories(torch SYSTEM INTERFACE ${TORCH_ROOT}/include ${TORCH_
 target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_ROOT}/lib/libc10.so)
 # libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
 target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
+# Versions that we are tested with; another one is tried, and refused here where it has not what the taps need.
+set(FAULTLINE_TESTED_TORCH 2.11 2.13)
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor "${TORCH_VERSION}")
+if(NOT torch_minor IN_LIST FAULTLINE_TESTED_TORCH)
+  try_compile(torch_serves ${CMAKE_BINARY_DIR}/torch_probe ${CMAKE_SOURCE_DIR}/cmake/torch_probe.cpp
+              CMAKE_FLAGS -DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY
+              "-DINCLUDE_DIRECTORIES=${TORCH_ROOT}/include;${TORCH_ROOT}/include/torch/csrc/api/include"
+              CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON OUTPUT_VARIABLE torch_complaints)
+  if(NOT torch_serves)
+    message(FATAL_ERROR "torch ${TORCH_VERSION} in ${TORCH_ROOT} has not the dispatcher's interface that the taps need: "
+                        "faultline is known to work with torch ${FAULTLINE_TESTED_TORCH}; install one of these\n${torch_complaints}")
+  endif()
+  message(WARNING "torch ${TORCH_VERSION}: faultline is tested with ${FAULTLINE_TESTED_TORCH}; this one is tried")
+endif()
 # Beside the library, for python/faultline/_library.py: a library for another torch is refused with a sentence.
 file(WRITE ${CMAKE_BINARY_DIR}/libfaultline.torch "${TORCH_VERSION}\n")
 message(STATUS "torch ${TORCH_VERSION} in ${TORCH_ROOT}")

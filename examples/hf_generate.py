@@ -1,6 +1,6 @@
 """Hugging Face: a generation without and with the plan.
 
-    build/faultline convert-model default smollm2 && PYTHONPATH=python python examples/hf_generate.py smollm2"""
+    PYTHONPATH=python python examples/hf_generate.py [MODEL]"""  # a name or a folder; offline: build/faultline convert-model default FOLDER
 import pathlib
 import sys
 
@@ -8,7 +8,7 @@ import transformers
 
 import faultline
 
-folder = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
+folder = sys.argv[1] if len(sys.argv) > 1 else "HuggingFaceTB/SmolLM2-135M-Instruct"
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 model = transformers.AutoModelForCausalLM.from_pretrained(folder)
 question = tokenizer("The capital of France is", return_tensors="pt")

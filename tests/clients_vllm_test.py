@@ -2,7 +2,7 @@
 and nowhere else computes it; every packed matrix product is found in its layer; text changes with the plan and is the
 same without it; the norms carry AQN, after an update too; a dead zone sits at one decoder layer's output and zeroes what it
 would in our own rollout; compilation hides what the coverage says. An engine takes a minute to start: each test asks one
-engine several things."""
+engine several things, and where processes do not matter it has only one (ALONE)."""
 
 import importlib.util
 import json
@@ -92,6 +92,9 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+ALONE = {"environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "FAULTLINE_TOTAL_STEPS": "2"}, "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
+
+
 def run(tmp_path, model, path, a_recipe, *actions, launcher=(), environment=None, **options):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -167,7 +170,7 @@ def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollou
     import faultline
 
     zone = rule({"module": "layer_output", "layer": 1}, {"kind": "deadzone", "threshold": 0.2}, extent={"fraction": 0.5, "structure": "channels"})
-    result = result_of(run(tmp_path, model, installed, zone, "watch"))
+    result = result_of(run(tmp_path, model, installed, zone, "watch", **ALONE))
     assert result["logprobs"] != clean["logprobs"]
     [row] = result["collection"]["processes"][0]["report"]["rows"]
     assert row["place"].endswith("layers.1") and row["ledger"]["zeroed"] > 0 and row["phase"] == "rollout"
@@ -183,7 +186,7 @@ def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollou
 
 def test_norms_carry_the_noise_of_the_section_aqn_and_carry_it_again_after_an_update(tmp_path, model, installed, clean):
     noisy = {**rule({"operator": "matmul", "layer": 0}, {"kind": "relative_gaussian", "strength": 0.05}), "aqn": {"schedule": "constant", "sigma_start": 0.05}}
-    result = result_of(run(tmp_path, model, installed, noisy, "send"))
+    result = result_of(run(tmp_path, model, installed, noisy, "send", **ALONE))
     assert result["logprobs"] != clean["logprobs"]
     norms = result["norms"]
     assert len(norms) == 2 * LAYERS + 1 and all(0.03 < distance < 0.07 for distance in norms.values()), norms
@@ -193,7 +196,7 @@ def test_norms_carry_the_noise_of_the_section_aqn_and_carry_it_again_after_an_up
 
 def test_compiled_code_keeps_matrix_products_in_sight_and_the_coverage_names_what_it_hides(tmp_path, model, installed):
     later = rule({"operator": "matmul"}, {"kind": "relative_gaussian", "strength": 0.3}, lifetime={"kind": "window", "from": 1, "to": 2})
-    result = result_of(run(tmp_path, model, installed, later, "steps", "coverage", enforce_eager=False, environment={"FAULTLINE_TOTAL_STEPS": "2"}))
+    result = result_of(run(tmp_path, model, installed, later, "steps", "coverage", enforce_eager=False, **ALONE))
     assert result["step 0"]["logprobs"] == result["logprobs"] != result["step 1"]["logprobs"]
     places = calls_by_place(result["collection"]["processes"][0]["report"])
     assert len(places) == LINEARS and "" not in places and len(set(places.values())) == 1, places
@@ -203,7 +206,7 @@ def test_compiled_code_keeps_matrix_products_in_sight_and_the_coverage_names_wha
 
 
 def test_a_family_that_meets_nothing_stops_the_engine(tmp_path, model, installed):
-    done = run(tmp_path, model, installed, rule({"operator": "aten::gelu"}, {"kind": "gain", "strength": 0.1}))
+    done = run(tmp_path, model, installed, rule({"operator": "aten::gelu"}, {"kind": "gain", "strength": 0.1}), **ALONE)
     assert done.returncode != 0 and "none of the plan's rules ('noise') met a single call" in done.stderr + done.stdout
 
 

@@ -1,5 +1,5 @@
-"""Ray: workers that arm a plan before anybody's code runs, their ledgers back at the driver, and trials of a triage as tasks
-on a cluster of two machines, one of which dies. Everything on this machine, on the loopback address."""
+"""Ray: workers that arm a plan before anybody's code runs, their ledgers back at the driver, and trials of triages, campaigns and
+experiments as tasks on a cluster of two machines. Everything on this machine, on the loopback address."""
 
 import json
 import os
@@ -167,8 +167,11 @@ os.execv({str(PROGRAM)!r}, [{str(PROGRAM)!r}, *sys.argv[1:]])
 """)
     killer.chmod(0o755)
     script = pathlib.Path(faultline.__file__).with_name("ray_executor.py")
-    request = {"nonce": "n", "config": {"mode": "nonsense"}, "seed": "1", "ranks": 1, "transport": "threads", "device": "cpu"}
-    lines = json.dumps({"id": 5, "request": json.dumps(request), "variables": {}, "ranks": 1, "timeout": 300}) + "\n"
+    travels = tmp_path / "travels"
+    travels.mkdir()
+    write(travels, "request.json", {"nonce": "n", "config": {"mode": "nonsense"}, "seed": "1", "ranks": 1, "transport": "threads", "device": "cpu"})
+    task = {"folder": str(travels), "arguments": ["race", "--trial", "{folder}"], "input": "", "output": "", "wanted": ["response.json"], "directory": "", "variables": {}, "processors": 1, "timeout": 300}
+    lines = json.dumps({"id": 5, **task}) + "\n"
     helper = subprocess.Popen([sys.executable, script, killer], env={**os.environ, "RAY_ADDRESS": cluster.address}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert json.loads(helper.stdout.readline())["nodes"] == 2
@@ -179,6 +182,7 @@ os.execv({str(PROGRAM)!r}, [{str(PROGRAM)!r}, *sys.argv[1:]])
         helper.stdin.close()
         assert helper.wait(timeout=LIMIT) == 0
     assert answer["id"] == 5 and answer["lost"] == 2 and "status" in answer and counter.read_text() == "xx"
+    assert (travels / "log.txt").exists() and json.loads((travels / "response.json").read_text())["nonce"] == "n"
 
 
 def test_no_cluster_and_no_ray_are_sentences(cluster, tmp_path):
@@ -189,3 +193,77 @@ def test_no_cluster_and_no_ray_are_sentences(cluster, tmp_path):
     assert done.returncode == 2 and "the Ray helper ended before it answered" in done.stderr
     done = subprocess.run([PROGRAM, "triage", "run", "--recipe", tmp_path / "matrix.yaml", "--executor", "rai"], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 64 and "wanted local or ray, got 'rai'" in done.stderr
+
+
+# --- campaigns and experiments ------------------------------------------------------------------------------------------
+def on(cluster, *arguments, timeout=LIMIT, **variables):
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "FAULTLINE_PYTHON": sys.executable, "NO_COLOR": "1", "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run([PROGRAM, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def test_a_campaign_on_two_machines_is_the_campaign_of_one_and_goes_on_where_it_was(cluster, tmp_path):
+    import tiny_folder
+
+    model = tmp_path / "model"
+    tiny_folder.make(model, layers=2)
+
+    def records(store, *arguments):
+        recipe_path = write(tmp_path, "campaign.yaml", f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {tmp_path / store}}}\n")
+        done = on(cluster, "run", recipe_path, "--quiet", "--json", "--records", tmp_path / "records.jsonl", *arguments)
+        assert done.returncode == 0, done.stderr
+        found = {}
+        for line in map(json.loads, (tmp_path / "records.jsonl").read_text().splitlines()):
+            line["outcome"]["self"].pop("seconds")
+            found[line["cell"], line["index"]] = (line["seed"], line["outcome"], line["evidence"])
+        return json.loads(done.stdout), found
+
+    _, here = records("here.sqlite")
+    _, few = records("there.sqlite", "--executor", "ray", "--time-limit", "0.001s")
+    summary, there = records("there.sqlite", "--executor", "ray")
+    assert there == here and len(here) == 11 and summary["ray"] == {"nodes": 2, "slots": 2, "lost": 0} and len(few) < len(here)
+    refused = on(cluster, "run", tmp_path / "campaign.yaml", "--executor", "ray", "--jobs", "2")
+    assert refused.returncode == 64 and "--jobs counts processes of this machine" in refused.stderr
+
+
+EXPERIMENT = """
+seed: 1
+phases: {eval: both}
+faults:
+  - {name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}
+train: {algorithm: grpo, lr: 1.0e-4}
+experiment:
+  question: does noise matter?
+  control: clean
+  seeds: 2
+  arms:
+    clean: {phases: {rollout: false, actor_forward: false, actor_backward: false, eval: both}}
+    noisy: {}
+"""
+
+
+def stored(record):
+    """What must be equal in equal experiments: no times, no folder names."""
+    import sqlite3
+
+    with sqlite3.connect(pathlib.Path(record) / "campaign.sqlite") as store:
+        rows = store.execute("SELECT cell, trial_index, status, outcome, body FROM trial JOIN evidence ON evidence.trial = trial.id").fetchall()
+    outcomes = [(cell, index, status, json.loads(outcome), json.loads(body)) for cell, index, status, outcome, body in rows]
+    return {(cell, index): (status, outcome["results"], outcome["curves"]["reward"], evidence) for cell, index, status, outcome, evidence in outcomes}
+
+
+def test_an_experiment_on_two_machines_is_the_experiment_of_one_and_goes_on_where_it_was(cluster, tmp_path):
+    recipe_path = write(tmp_path, "small.yaml", EXPERIMENT)
+    common = ("run", recipe_path, "--scale", "tiny", "--json", "--quiet", "--out")
+    here = on(cluster, *common, tmp_path / "here")
+    assert here.returncode == 0, here.stderr
+    part = on(cluster, *common, tmp_path / "there", "--executor", "ray", "--arms", "noisy", "--seeds", "1")
+    assert part.returncode == 0, part.stderr
+    assert len(stored(json.loads(part.stdout)["record"])) == 1
+    whole = on(cluster, *common, tmp_path / "there", "--executor", "ray")
+    assert whole.returncode == 0, whole.stderr
+    result = json.loads(whole.stdout)
+    assert result["left"] == 0 and result["analysis"]["ray"] == {"nodes": 2, "slots": 2, "lost": 0}
+    one, other = stored(json.loads(here.stdout)["record"]), stored(result["record"])
+    assert set(one) == {(arm, seed) for arm in ("clean", "noisy") for seed in (0, 1)} and other == one
+    wrong = on(cluster, *common, tmp_path / "wrong", "--executor", "ray", "++experiment.arms.noisy={train.steps: 0}")
+    assert wrong.returncode == 64 and "arm 'noisy'" in wrong.stderr

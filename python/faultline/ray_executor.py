@@ -31,6 +31,8 @@ def run_task(program, request, files):
 
     if not os.access(program, os.X_OK):
         return {"error": f"{program} is not on {os.uname().nodename}; every machine of the cluster needs it under the same path"}, {}
+    if request["directory"] and not os.path.isdir(request["directory"]):
+        return {"error": f"{request['directory']} is not on {os.uname().nodename}; every machine of the cluster needs recipe, data and model under the same path"}, {}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name not in LAUNCHER}
     with tempfile.TemporaryDirectory(prefix="faultline-task-") as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
@@ -42,8 +44,8 @@ def run_task(program, request, files):
         source = stack.enter_context(open(folder / request["input"], "rb")) if request["input"] else subprocess.DEVNULL
         output = stack.enter_context(open(folder / request["output"], "wb")) if request["output"] else log
         words = [word.replace("{folder}", name) for word in request["arguments"]]
-        process = subprocess.Popen([program, *words], env={**kept, **request["variables"]}, stdout=output, stderr=log, stdin=source,
-                                   start_new_session=True, preexec_fn=die_with_the_worker)
+        process = subprocess.Popen([program, *words], env={**kept, **request["variables"]}, cwd=request["directory"] or name, stdout=output, stderr=log,
+                                   stdin=source, start_new_session=True, preexec_fn=die_with_the_worker)
         answer = {}
         try:
             code = process.wait(request["timeout"] or None)

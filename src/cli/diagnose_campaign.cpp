@@ -10,6 +10,8 @@
 #include "base/text.h"
 #include "cli/device.h"
 #include "cli/output.h"
+#include "cli/ray_campaign.h"
+#include "cli/ray_options.h"
 #include "diagnose/campaign_records.h"
 #include "diagnose/executor.h"
 
@@ -18,11 +20,16 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-void show(const OrderedJson& summary, const CampaignOptions& options, const Globals& globals) {
-  if (globals.json)
-    print_json({{"command", "diagnose"}, {"campaign", options.preset}, {"summary", summary}});
-  else
-    print(options.markdown ? summary_markdown(summary) : summary_text(summary));
+void show(const OrderedJson& summary, const CampaignOptions& options, const Globals& globals,
+          const RayCluster* cluster = nullptr) {
+  if (globals.json) {
+    OrderedJson json = {{"command", "diagnose"}, {"campaign", options.preset}, {"summary", summary}};
+    if (cluster != nullptr) json["ray"] = OrderedJson::parse(cluster->description().dump());
+    print_json(json);
+    return;
+  }
+  print(options.markdown ? summary_markdown(summary) : summary_text(summary));
+  if (cluster != nullptr) print("\n" + lost_sentence(*cluster));
 }
 
 }  // namespace
@@ -61,14 +68,18 @@ ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions
 ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
                                const Globals& globals) {
   const int jobs = options.pace.job_count();
+  const bool on_ray = options.pace.on_ray();
   CampaignRun run;
   run.time_limit = options.pace.seconds();
   open_device(globals.device);  // refuses what is not there
   (void)model_dtype(model.dtype);
   const CampaignMachine machine{model.model, model.dtype, globals.device, 0};
   CampaignStore store(options.store);
-  const auto executor = jobs == 1 ? in_process_executor(machine, spec) : local_executor(machine, spec, jobs);
   const auto pending = std::ssize(pending_trials(spec, store));
+  const std::unique_ptr<RayCluster> cluster = on_ray ? open_ray() : nullptr;
+  const auto executor = cluster     ? ray_trials(*cluster, machine, spec, pending)
+                        : jobs == 1 ? in_process_executor(machine, spec)
+                                    : local_executor(machine, spec, jobs);
   CampaignEnd end;
   {
     Progress progress("trials", pending, {.unit = "", .quiet = globals.quiet});
@@ -77,7 +88,7 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
   }
   if (!options.records.empty()) write_records(store, options.records);
   const OrderedJson summary = summarise([&](const auto& visit) { store.for_each([&](Trial&& one) { visit(one); }); });
-  show(summary, options, globals);
+  show(summary, options, globals, cluster.get());
   if (!globals.json && end.left > 0)
     print(fmt::format("\n{} trials are left to do; the same command goes on\n", end.left));
   if (end.failures.empty()) return ExitCode::kOk;

@@ -13,6 +13,8 @@
 #include "cli/experiment_output.h"
 #include "cli/experiment_workers.h"
 #include "cli/output.h"
+#include "cli/ray_experiment.h"
+#include "cli/ray_options.h"
 #include "diagnose/examination.h"
 #include "experiment/analysis.h"
 #include "experiment/campaign.h"
@@ -119,7 +121,29 @@ void run_beside(const Experiment& experiment, int64_t jobs, const CampaignPart& 
                [&](int64_t now) { bar.advance(std::exchange(before, now) - now); }});
 }
 
-ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t merged, const Globals& globals) {
+// -> what the cluster was and lost
+Json run_elsewhere(Experiment& experiment, RayExperiment how, const Globals& globals) {
+  const std::unique_ptr<RayCluster> cluster = open_ray();
+  const auto total = std::ssize(experiment.keys(how.part)), left = std::ssize(experiment.pending(how.part));
+  Progress bar("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
+  how.on_done = [&](int64_t count) { bar.advance(count); };
+  run_on_ray(experiment, *cluster, how);
+  return cluster->description();
+}
+
+// This command again, on another machine: everything that decides a trial.
+std::vector<std::string> words_for_others(const ModelOptions& given, const ExperimentOptions& options,
+                                          const fs::path& recipe_file, const std::vector<std::string>& overrides,
+                                          const Globals& globals) {
+  std::vector<std::string> words = {"--device", globals.device, "run", recipe_file.string()};
+  words.insert(words.end(), overrides.begin(), overrides.end());
+  for (const std::string& word : {std::string("--dtype"), given.dtype, std::string("--scale"), options.scale})
+    words.push_back(word);
+  return words;
+}
+
+ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t merged, const Json& ray,
+                const Globals& globals) {
   const int64_t left = std::ssize(experiment.pending(part));
   if (part.pilot) {
     if (left == 0)
@@ -127,7 +151,8 @@ ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t 
     if (left > 0) show_left(left, experiment.folder().string(), globals);
     return ExitCode::kOk;
   }
-  const Json analysis = analyse(experiment.spec(), experiment.folder());
+  Json analysis = analyse(experiment.spec(), experiment.folder());
+  if (!ray.is_null()) analysis["ray"] = ray;
   write_document(experiment.folder() / "analysis.json", "experiment", analysis);
   show_analysis(analysis, experiment.folder().string(), left, merged, globals);
   for (const Json& row : analysis["arms"])
@@ -190,7 +215,8 @@ void add_experiment_options(CLI::App& command, ExperimentOptions& options) {
       ->group("Experiment")
       ->type_name("DIR")
       ->allow_extra_args(false);
-  command.add_flag("--worker", options.worker, "")->group("");  // what --jobs starts
+  command.add_flag("--worker", options.worker, "")->group("");  // what --jobs and --executor ray start
+  command.add_option("--folder", options.folder, "")->group("");
 }
 
 ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptions& options,
@@ -202,9 +228,12 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   ModelOptions model = given;
   model.model = recipe.at("model").as_string();
   const int64_t jobs = options.pace.job_count();
+  const bool on_ray = options.pace.on_ray();
   if (options.pilot && !options.merge.empty()) throw UsageError("--merge takes trials, --pilot runs some; one of them");
   const std::string hash = json_hash({experiment_identity(recipe, given.dtype), model.model});
-  const fs::path folder = out / fmt::format("{}-{}-{}", recipe_file.stem().string(), options.scale, hash.substr(0, 8));
+  const fs::path folder = !options.folder.empty() ? fs::path(options.folder)
+                                                  : out / fmt::format("{}-{}-{}", recipe_file.stem().string(),
+                                                                      options.scale, hash.substr(0, 8));
   adopt(folder, options.merge);
   Experiment experiment(recipe, given.dtype, folder);
   const CampaignPart part = part_of(options, experiment.spec());
@@ -221,10 +250,15 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
     for (const std::string& other : options.merge) merged += experiment.merge(other);
     if (options.worker) return experiment.run(loaded, part, {}), ExitCode::kOk;
-    if (options.merge.empty() && jobs == 1) run_here(experiment, loaded, part, globals);
+    if (options.merge.empty() && jobs == 1 && !on_ray) run_here(experiment, loaded, part, globals);
   }
-  if (options.merge.empty() && jobs > 1) run_beside(experiment, jobs, part, globals);
-  return finish(experiment, part, merged, globals);
+  Json ray;
+  if (options.merge.empty() && on_ray)
+    ray = run_elsewhere(experiment, {words_for_others(given, options, recipe_file, overrides, globals), part, {}},
+                        globals);
+  else if (options.merge.empty() && jobs > 1)
+    run_beside(experiment, jobs, part, globals);
+  return finish(experiment, part, merged, ray, globals);
 }
 
 }  // namespace faultline::cli

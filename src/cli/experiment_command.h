@@ -12,6 +12,7 @@ namespace faultline::cli {
 
 struct ExperimentOptions {
   std::string scale = "default", arms, seeds;
+  std::string folder;  // of the experiment itself, for workers elsewhere; "": below --out
   Pace pace;
   std::vector<std::string> merge;
   bool pilot = false, worker = false, dry_run = false;

@@ -127,6 +127,9 @@ void show_analysis(const Json& analysis, const std::string& folder, int64_t left
       analysis["endpoint"].get<std::string>()));
   if (analysis.contains("design")) print(design_text(analysis["design"]));
   if (merged > 0) print(fmt::format("{} trials were merged\n", merged));
+  if (analysis.contains("ray"))
+    print(fmt::format("on {} machines; {} lost workers, whose trials were run again\n",
+                      analysis["ray"]["nodes"].get<int64_t>(), analysis["ray"]["lost"].get<int64_t>()));
   if (left > 0) print(fmt::format("{} trials are left; the same command goes on\n", left));
   print(fmt::format("record: {}\n", folder));
 }

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cli/ray_options.h"
 
 namespace faultline::cli {
 namespace {
@@ -39,6 +40,12 @@ double parse_duration(const std::string& option, const std::string& text) {
 }  // namespace
 
 int Pace::job_count() const { return static_cast<int>(parse_count("--jobs", jobs, 1, 64)); }
+bool Pace::on_ray() const {
+  if (!wants_ray(executor)) return false;
+  if (jobs != "1")
+    throw UsageError("--jobs counts processes of this machine; a Ray cluster runs as many as it has: leave out one");
+  return true;
+}
 double Pace::seconds() const { return parse_duration("--time-limit", time_limit); }
 
 void add_pace_options(CLI::App& command, Pace& pace, const char* group) {
@@ -46,6 +53,7 @@ void add_pace_options(CLI::App& command, Pace& pace, const char* group) {
       ->group(group)
       ->type_name("N")
       ->capture_default_str();
+  add_executor_option(command, pace.executor, group);
   command
       .add_option("--time-limit", pace.time_limit,
                   "begin no trial later than this (90, 10m, 1h30m), and go on next time; 0: none")

@@ -1,4 +1,5 @@
-// How fast many trials are run and for how long: --jobs and --time-limit, of experiments and of campaigns alike.
+// How fast many trials are run, where and for how long: --jobs, --executor and --time-limit, of experiments and of
+// campaigns alike.
 #pragma once
 
 #include <string>
@@ -8,9 +9,10 @@
 namespace faultline::cli {
 
 struct Pace {
-  std::string jobs = "1", time_limit = "0";
+  std::string jobs = "1", time_limit = "0", executor = "local";
 
-  bool changed() const { return jobs != "1" || time_limit != "0"; }
+  bool changed() const { return jobs != "1" || time_limit != "0" || executor != "local"; }
+  bool on_ray() const;  // UsageError where --jobs is given, too
   int job_count() const;
   double seconds() const;  // 0: no limit
 };

@@ -80,8 +80,9 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
     return run_and_show_campaign(model, read_campaign(recipe), how, globals);
   }
   if (options.pace.changed())
-    throw UsageError(fmt::format("{}: --jobs and --time-limit belong to experiments and campaigns, and it is neither",
-                                 options.recipe));
+    throw UsageError(
+        fmt::format("{}: --jobs, --executor and --time-limit belong to experiments and campaigns, and it is neither",
+                    options.recipe));
   const EvaluationSpec spec = read_evaluation(recipe);
   std::vector<FaultCase> cases;
   std::vector<Rule> rules = read_rules(recipe);
@@ -127,6 +128,7 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
       "Examples:\n  faultline run recipes/example.yaml --dry-run\n"
       "  faultline run recipes/diagnose-campaign.yaml --jobs 2 --time-limit 30m\n"
       "  faultline run recipes/experiments/noisy-ops.yaml --scale tiny\n"
+      "  faultline run recipes/experiments/noisy-ops.yaml --executor ray\n"
       "  faultline run recipes/experiments/noisy-ops.yaml --device cuda --pilot\n"
       "  faultline run recipes/experiments/noisy-ops.yaml --device cuda --seeds 0-5 --time-limit 40m\n"
       "  faultline run recipes/experiments/noisy-ops.yaml --merge elsewhere/noisy-ops-default-1f2e3d4c\n\n"

@@ -3,16 +3,15 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/provenance.h"
+#include "cli/ray_options.h"
+#include "cli/temporary_folder.h"
 #include "triage/bisect.h"
 #include "triage/campaign.h"
 #include "triage/ray_executor.h"
@@ -32,13 +31,6 @@ void on_interrupt(int) { interrupted = true; }
 
 void print_any(const Json& json) { print_json(nlohmann::ordered_json::parse(to_json_text(json))); }
 
-std::filesystem::path own_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
-
-std::string python() {
-  const char* wish = std::getenv("FAULTLINE_PYTHON");
-  return wish != nullptr && *wish != '\0' ? wish : "python3";
-}
-
 ExitCode dry_run(const triage::Plan& plan, const Globals& globals) {
   if (globals.json) {
     print_any(triage::to_json(plan));
@@ -51,8 +43,7 @@ ExitCode dry_run(const triage::Plan& plan, const Globals& globals) {
 ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
   const triage::Plan plan = triage::load_plan(options.recipe, options.overrides);
   if (options.dry_run) return dry_run(plan, globals);
-  if (options.executor != "local" && options.executor != "ray")
-    throw UsageError(fmt::format("--executor: wanted local or ray, got '{}'", options.executor));
+  const bool on_ray = wants_ray(options.executor);
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   triage::CampaignOptions campaign;
@@ -69,11 +60,9 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
     progress->set_postfix(fmt::format("{} {}", trial.cell, triage::verdict_name(trial.result.verdict)));
     progress->advance();
   };
-  std::unique_ptr<triage::RayExecutor> cluster;
-  if (options.executor == "ray") cluster = triage::ray_executor(own_program(), python(), &interrupted);
-  const auto local = triage::local_executor(own_program(), &interrupted);
-  triage::Executor& executor = cluster ? static_cast<triage::Executor&>(*cluster) : *local;
-  const triage::CampaignResult result = triage::run_campaign(plan, executor, campaign);
+  const std::unique_ptr<RayCluster> cluster = on_ray ? open_ray(&interrupted) : nullptr;
+  const auto executor = cluster ? triage::ray_executor(*cluster) : triage::local_executor(own_program(), &interrupted);
+  const triage::CampaignResult result = triage::run_campaign(plan, *executor, campaign);
   progress.reset();
   if (globals.json) {
     Json json = triage::to_json(result.matrix);
@@ -81,15 +70,13 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
     json["ran"] = result.ran;
     json["resumed"] = result.resumed;
     json["interrupted"] = result.interrupted;
-    if (cluster) json["ray"] = {{"nodes", cluster->nodes()}, {"slots", cluster->slots()}, {"lost", cluster->lost()}};
+    if (cluster) json["ray"] = cluster->description();
     print_any(json);
   } else {
     print(triage::markdown(plan, result.matrix));
     print(fmt::format("\n{} trials, {} of them from an earlier run; {}\n", result.ran + result.resumed, result.resumed,
                       (campaign.folder / "matrix.html").string()));
-    if (cluster)
-      print(fmt::format("on {} machines; {} lost workers, whose trials were run again\n", cluster->nodes(),
-                        cluster->lost()));
+    if (cluster) print(lost_sentence(*cluster));
   }
   return result.interrupted || result.matrix.disqualified ? ExitCode::kRuntime : ExitCode::kOk;
 }
@@ -109,14 +96,6 @@ ExitCode triage_list(bool mitigations, const Globals& globals) {
   }
   globals.json ? print_any(json) : print(table(rows));
   return ExitCode::kOk;
-}
-
-// Of a name that nobody can have foreseen.
-std::filesystem::path fresh_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "faultline-bisect-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr)
-    throw RuntimeFailure(fmt::format("cannot create {}: {}", name, std::strerror(errno)));
-  return name;
 }
 
 // The baseline cell with a set of mitigations in place of its own.
@@ -146,14 +125,15 @@ ExitCode triage_bisect(const TriageOptions& options, const Globals& globals) {
   (void)with_mitigations(plan, catalogue, options.mitigations);  // a conflict shows before the first trial
   std::signal(SIGINT, on_interrupt);
   const auto executor = triage::local_executor(own_program(), &interrupted);
-  const std::filesystem::path folder = fresh_folder();
+  const TemporaryFolder folder("bisect");
   const auto trial = [&](const std::vector<std::string>& names, int64_t index) {
     if (interrupted) throw RuntimeFailure("interrupted");
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) std::filesystem::remove_all(entry.path());
-    return executor->run(triage::make_request(plan, with_mitigations(plan, catalogue, names), index), folder).verdict;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+      std::filesystem::remove_all(entry.path());
+    return executor->run(triage::make_request(plan, with_mitigations(plan, catalogue, names), index), folder.path())
+        .verdict;
   };
   const triage::BisectResult result = triage::bisect(search, trial);
-  std::filesystem::remove_all(folder);
   if (globals.json) {
     Json steps = Json::array();
     for (const triage::BisectStep& step : result.steps)
@@ -223,11 +203,7 @@ void add_triage(CLI::App& app, const Globals& globals, Run& run) {
   runs->add_option("--out,--output", options->out, "folder of the results; default runs/triage-NAME")
       ->group("Run")
       ->type_name("DIR");
-  offer(runs->add_option("--executor", options->executor, "where trials run: local, one after the other, or ray")
-            ->group("Run")
-            ->capture_default_str()
-            ->type_name("NAME"),
-        {"local", "ray"});
+  add_executor_option(*runs, options->executor, "Run");
   runs->callback([&run, &globals, options] { run = [&globals, options] { return triage_run(*options, globals); }; });
   CLI::App* search = command->add_subcommand("bisect", "find a smallest set of mitigations that stops the failure");
   add_common(search, *options);

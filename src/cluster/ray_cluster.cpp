@@ -86,6 +86,7 @@ int64_t RayCluster::start(const RemoteTask& task) {
         {"input", task.input},
         {"output", task.output},
         {"wanted", task.wanted},
+        {"directory", task.directory},
         {"variables", task.variables},
         {"processors", task.processors},
         {"timeout", task.timeout}});

@@ -1,8 +1,8 @@
-// Processes of this program as tasks of a Ray cluster: the one mechanism behind --executor ray, whatever the trials are.
-// A task is a folder that travels: what lies in it is sent, the program runs in it on some machine, and what was asked
-// for comes back into it. A helper in Python (python/faultline/ray_executor.py) speaks with Ray; we give it requests
-// and get answers, a JSON line each, over its standard input and output. Campaigns and their records stay here: a
-// cluster only changes where a process runs.
+// Processes of this program as tasks of a Ray cluster: the one mechanism behind --executor ray, whatever the trials
+// are. A task is a folder that travels: what lies in it is sent, the program runs with it on some machine, and what was
+// asked for comes back into it. A helper in Python (python/faultline/ray_executor.py) speaks with Ray; we give it
+// requests and get answers, a JSON line each, over its standard input and output. Campaigns and their records stay
+// here: a cluster only changes where a process runs.
 #pragma once
 
 #include <atomic>
@@ -23,10 +23,11 @@
 namespace faultline {
 
 struct RemoteTask {
-  std::filesystem::path folder;           // log.txt comes back into it, and `wanted`
-  std::vector<std::string> arguments;     // of the program; {folder} stands for the folder where it runs
-  std::string input, output;              // names in the folder, of standard input and output; "": none, and the log
-  std::vector<std::string> wanted;        // names in the folder; what is not there does not come
+  std::filesystem::path folder;        // travels; log.txt comes back into it, and `wanted`
+  std::vector<std::string> arguments;  // of the program; {folder} stands for where the folder is there
+  std::string input, output;           // names in the folder, of standard input and output; "": none, and the log
+  std::vector<std::string> wanted;     // names in the folder; what is not there does not come
+  std::string directory;               // where the program runs, on every machine the same; "": in the folder
   std::map<std::string, std::string> variables;
   int processors = 1;
   double timeout = 0;  // seconds; 0: none

@@ -1,0 +1,100 @@
+#include "cli/ray_experiment.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <deque>
+#include <map>
+
+#include "base/error.h"
+#include "cli/temporary_folder.h"
+#include "record/clock.h"
+#include "record/file_descriptor.h"
+
+namespace faultline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kMaxLog = std::size_t{1} << 20;
+constexpr int kTriesOfATrial = 3;  // of one whose process is killed
+constexpr const char* kFolder = "experiment";
+
+// What was found out before the first trial goes with every trial; trials and the store do not.
+void put_preparation(const fs::path& from, const fs::path& to) {
+  fs::create_directories(to);
+  for (const fs::directory_entry& entry : fs::directory_iterator(from)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_regular_file() && entry.path().extension() == ".json" && name != "analysis.json" &&
+        name != "design.json")
+      fs::copy_file(entry.path(), to / name);
+  }
+}
+
+RemoteTask task_of(const TrialKey& key, const Experiment& experiment, const RayExperiment& options,
+                   const fs::path& folder) {
+  put_preparation(experiment.folder(), folder / kFolder);
+  RemoteTask task;
+  task.folder = folder;
+  task.arguments = options.arguments;
+  const std::string arm = options.part.pilot ? key.cell.substr(pilot_cell("").size()) : key.cell;
+  for (const std::string& word :
+       {std::string("--arms"), arm, std::string("--seeds"), std::to_string(key.index), std::string("--out"),
+        std::string("{folder}"), std::string("--folder"), fmt::format("{{folder}}/{}", kFolder),
+        std::string("--worker"), std::string("--quiet")})
+    task.arguments.push_back(word);
+  if (options.part.pilot) task.arguments.emplace_back("--pilot");
+  task.wanted = {fmt::format("{}/experiment.json", kFolder), fmt::format("{}/campaign.sqlite", kFolder)};
+  task.directory = fs::current_path().string();
+  task.variables = {{"OMP_NUM_THREADS", "1"}};  // a task has one processor
+  return task;
+}
+
+[[noreturn]] void fail(const TrialKey& key, const RemoteEnd& end, const fs::path& folder) {
+  const std::string who = fmt::format("arm '{}', seed {}: ", key.cell, key.index);
+  if (!end.error.empty()) throw RuntimeFailure(who + end.error);
+  std::string text = read_file(folder / "log.txt", kMaxLog);
+  if (const std::size_t said = text.rfind("error: "); said != std::string::npos) text = text.substr(said + 7);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  if (WIFSIGNALED(end.status))
+    throw RuntimeFailure(
+        fmt::format("{}its process was ended by signal {}, {} times", who, WTERMSIG(end.status), kTriesOfATrial));
+  throw Error(static_cast<ExitCode>(WEXITSTATUS(end.status)), who + text);
+}
+
+}  // namespace
+
+void run_on_ray(Experiment& experiment, RayCluster& cluster, const RayExperiment& options) {
+  const TemporaryFolder folder("experiment");
+  const double began = system_seconds();
+  const std::vector<TrialKey> pending = experiment.pending(options.part);
+  std::deque<TrialKey> left(pending.begin(), pending.end());
+  std::map<int64_t, std::pair<TrialKey, fs::path>> running;
+  std::map<std::pair<std::string, int64_t>, int> tries;
+  int64_t started = 0;
+  for (;;) {
+    const bool is_late = options.part.time_limit > 0 && system_seconds() - began > options.part.time_limit;
+    while (!left.empty() && !is_late && std::ssize(running) < cluster.slots()) {
+      const fs::path place = folder.path() / std::to_string(++started);
+      running.emplace(cluster.start(task_of(left.front(), experiment, options, place)), std::pair(left.front(), place));
+      left.pop_front();
+    }
+    if (running.empty()) return;
+    const auto [task, end] = cluster.wait_any();
+    const auto found = running.find(task);
+    if (found == running.end()) throw RuntimeFailure(end.error);  // the cluster itself is gone
+    const auto [key, place] = found->second;
+    running.erase(found);
+    if (end.error.empty() && WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0) {
+      const int64_t taken = experiment.merge(place / kFolder);
+      if (options.on_done) options.on_done(taken);
+    } else if (end.error.empty() && WIFSIGNALED(end.status) && ++tries[{key.cell, key.index}] < kTriesOfATrial) {
+      left.push_back(key);
+    } else {
+      fail(key, end, place);
+    }
+    fs::remove_all(place);
+  }
+}
+
+}  // namespace faultline::cli

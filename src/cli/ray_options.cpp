@@ -1,0 +1,37 @@
+#include "cli/ray_options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace faultline::cli {
+
+void add_executor_option(CLI::App& command, std::string& executor, const char* group) {
+  offer(command.add_option("--executor", executor, "where trials run: local, or ray: as tasks of a cluster")
+            ->group(group)
+            ->capture_default_str()
+            ->type_name("NAME"),
+        {"local", "ray"});
+}
+
+bool wants_ray(const std::string& executor) {
+  if (executor != "local" && executor != "ray")
+    throw UsageError(fmt::format("--executor: wanted local or ray, got '{}'", executor));
+  return executor == "ray";
+}
+
+std::filesystem::path own_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
+
+std::unique_ptr<RayCluster> open_ray(const std::atomic<bool>* interrupted) {
+  const char* wish = std::getenv("FAULTLINE_PYTHON");
+  return std::make_unique<RayCluster>(own_program(), wish != nullptr && *wish != '\0' ? wish : "python3", interrupted);
+}
+
+std::string lost_sentence(const RayCluster& cluster) {
+  return fmt::format("on {} machines; {} lost workers, whose trials were run again\n", cluster.nodes(), cluster.lost());
+}
+
+}  // namespace faultline::cli
