@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARY = pathlib.Path(os.environ.get("FAULTLINE_BUILD", ROOT / "build")).resolve() / "libfaultline.so"
 LAYERS, NEW = 2, 4
-LIMIT = 1500
+LIMIT = 7200  # seconds; a busy machine needs many
 LINEARS = 4 * LAYERS + 1  # vLLM fuses q, k, v and gate, up
 
 SCRIPT = """
@@ -27,7 +27,8 @@ import json, os, signal, sys
 
 def ask(engine):
     import vllm
-    answers = engine.generate(["abc", "hello there"], vllm.SamplingParams(temperature=0, max_tokens=%d, ignore_eos=True, logprobs=1))
+    # One prompt: two may share a step or not, as they happen to arrive, and meet other noise then.
+    answers = engine.generate(["hello there"], vllm.SamplingParams(temperature=0, max_tokens=%d, ignore_eos=True, logprobs=1))
     return {"text": [list(answer.outputs[0].token_ids) for answer in answers], "logprobs": [answer.outputs[0].cumulative_logprob for answer in answers]}
 
 if __name__ == "__main__":
@@ -135,43 +136,50 @@ def calls_by_place(report):
     return places
 
 
+def entries_in(folder):
+    return [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
+
+
 def test_without_a_plan_nothing_changes(tmp_path, model, installed, clean):
     ours = result_of(run(tmp_path, model, installed, None))
     assert ours["text"] == clean["text"] and ours["logprobs"] == clean["logprobs"] and "collection" not in ours
 
 
-def test_every_matrix_product_is_found_in_its_layer_and_a_worker_that_is_killed_leaves_its_evidence(tmp_path, model, installed, clean):
-    result = result_of(run(tmp_path, model, installed, NOISE))
-    assert result["logprobs"] != clean["logprobs"]
-    [process] = result["collection"]["processes"]
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory, model, installed):
+    folder = tmp_path_factory.mktemp("noisy")
+    return {**result_of(run(folder, model, installed, NOISE)), "files": entries_in(folder / "evidence")}
+
+
+def test_every_matrix_product_is_found_in_its_layer_and_only_the_worker_computes(noisy, clean):
+    assert noisy["logprobs"] != clean["logprobs"]
+    [process] = noisy["collection"]["processes"]
     report = process["report"]
-    assert process["pid"] != result["main"] and process["role"] == "vllm"
+    assert process["pid"] != noisy["main"] and process["role"] == "vllm"
     places = calls_by_place(report)
-    assert len(places) == LINEARS and "" not in places, places
+    assert len(places) == LINEARS and "" not in places and set(places.values()) == {NEW}, places
     assert {row["phase"] for row in report["rows"]} == {"rollout"} and {row["layer"] for row in report["rows"]} == {-1, *range(LAYERS)}
-    assert len(set(places.values())) == 1 and places.popitem()[1] >= NEW
     # The main process and the engine core have nothing to compute, and are not blamed for it.
-    files = {entry["pid"]: entry for entry in (json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("process-*.json"))}
-    assert files[result["main"]]["report"]["rows"] == [] and [pid for pid, entry in files.items() if entry["report"]["rows"]] == [process["pid"]]
-    # The same seed gives the same text. Then the worker dies: the script fails, and what the worker had written is there.
-    crash = tmp_path / "crash"
-    crash.mkdir()
-    done = run(crash, model, installed, NOISE, "crash")
+    files = {entry["pid"]: entry for entry in noisy["files"]}
+    assert files[noisy["main"]]["report"]["rows"] == [] and [pid for pid, entry in files.items() if entry["report"]["rows"]] == [process["pid"]]
+
+
+def test_the_same_seed_gives_the_same_text_and_a_worker_that_is_killed_leaves_its_evidence(tmp_path, model, installed, noisy):
+    done = run(tmp_path, model, installed, NOISE, "crash")
     again = result_of(done, code=None)
-    assert again["logprobs"] == result["logprobs"] and again["text"] == result["text"]
+    assert again["logprobs"] == noisy["logprobs"] and again["text"] == noisy["text"]
     assert done.returncode not in (0, 3) and "answered" not in done.stdout
-    [left] = [entry for entry in (json.loads(path.read_text()) for path in (crash / "evidence").glob("process-*.json")) if entry["report"]["rows"]]
+    [left] = [entry for entry in entries_in(tmp_path / "evidence") if entry["report"]["rows"]]
     assert left["ended"] is False and left["pid"] == again["collection"]["processes"][0]["pid"] and left["report"]["rules"][0]["calls"] > 0
 
 
-def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollout(tmp_path, model, installed, clean):
+def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollout(tmp_path, model, installed):
     import torch
 
     import faultline
 
-    zone = rule({"module": "layer_output", "layer": 1}, {"kind": "deadzone", "threshold": 0.2}, extent={"fraction": 0.5, "structure": "channels"})
+    zone = rule({"module": "layer_output", "layer": 1}, {"kind": "deadzone", "threshold": 0.2}, extent={"fraction": 0.5, "structure": "channel"})
     result = result_of(run(tmp_path, model, installed, zone, "watch", **ALONE))
-    assert result["logprobs"] != clean["logprobs"]
     [row] = result["collection"]["processes"][0]["report"]["rows"]
     assert row["place"].endswith("layers.1") and row["ledger"]["zeroed"] > 0 and row["phase"] == "rollout"
     came, went = (torch.tensor(bits, dtype=torch.int16).view(torch.bfloat16) for bits in result["watched"])
@@ -184,10 +192,9 @@ def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollou
     assert zeroed.any() and not channels.all() and torch.equal(came[:, ~channels], went[:, ~channels])
 
 
-def test_norms_carry_the_noise_of_the_section_aqn_and_carry_it_again_after_an_update(tmp_path, model, installed, clean):
-    noisy = {**rule({"operator": "matmul", "layer": 0}, {"kind": "relative_gaussian", "strength": 0.05}), "aqn": {"schedule": "constant", "sigma_start": 0.05}}
-    result = result_of(run(tmp_path, model, installed, noisy, "send", **ALONE))
-    assert result["logprobs"] != clean["logprobs"]
+def test_norms_carry_the_noise_of_the_section_aqn_and_carry_it_again_after_an_update(tmp_path, model, installed):
+    both = {**rule({"operator": "matmul", "layer": 0}, {"kind": "relative_gaussian", "strength": 0.05}), "aqn": {"schedule": "constant", "sigma_start": 0.05}}
+    result = result_of(run(tmp_path, model, installed, both, "send", **ALONE))
     norms = result["norms"]
     assert len(norms) == 2 * LAYERS + 1 and all(0.03 < distance < 0.07 for distance in norms.values()), norms
     aqn = result["collection"]["processes"][0]["notes"]["aqn"]

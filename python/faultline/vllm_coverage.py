@@ -1,11 +1,13 @@
 """What a plan can reach in a vLLM engine, and what its compilation hides. A compiled model calls its matrix products and its attention
 as operators; norms, activations and rotary embeddings dissolve into generated code, which no tap sees. The workers
-take a census of one run and hold it against the parts that the model has.
+note the operators of one run and hold them against the parts that the model has. (torch's profiler notes them: the
+census is a mode of the dispatcher, in which compiled code would be compiled anew.)
 
     faultline.vllm_coverage.coverage(llm, lambda: llm.generate("Hello"))"""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 
 import torch
@@ -17,18 +19,32 @@ _OPS = torch.ops.faultline
 _PARTS = (("_proj", "matmul"), ("norm", "norm"), ("act_fn", "activation"), ("rotary_emb", "rotary"), ("attn", "attention"))
 
 
-def of_worker(worker) -> dict:
-    """In a worker, at the end of the census that faultline_census_begin began."""
-    entries = json.loads(_OPS.census_end(False))
+def begin(worker) -> None:
+    """In a worker: note every operator from here on."""
+    worker.faultline_profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    worker.faultline_profiler.start()
+
+
+def _families() -> list[tuple[str, list[str]]]:
+    """Those that a part of a model belongs to; all_ops and every are made of them."""
+    known = json.loads(_OPS.operator_families())
+    return [(entry["family"], entry["operators"]) for entry in known if entry["family"] not in ("all_ops", "every")]
+
+
+def end(worker) -> dict:
+    worker.faultline_profiler.stop()
+    families = _families()
+    calls: dict[str, dict[str, int]] = {}
+    for event in worker.faultline_profiler.key_averages():
+        for family, patterns in families:
+            if any(fnmatch.fnmatchcase(event.key, pattern) for pattern in patterns):
+                calls.setdefault(family, {})[event.key] = event.count
+                break
     model = worker.model_runner.get_model()
     parts: dict[str, list[str]] = {}
     for path, _ in _named_modules(model):
         if (family := next((family for end, family in _PARTS if path.endswith(end)), None)) is not None:
             parts.setdefault(family, []).append(path)
-    calls: dict[str, dict[str, int]] = {}
-    for entry in entries:
-        of_family = calls.setdefault(entry["family"] or "other", {})
-        of_family[entry["name"]] = of_family.get(entry["name"], 0) + int(entry["calls"])
     hidden = {family: paths for family, paths in parts.items() if family not in calls}
     return {"compiled": int(worker.vllm_config.compilation_config.mode or 0) > 0, "operators": calls, "hidden": hidden}
 
@@ -36,12 +52,13 @@ def of_worker(worker) -> dict:
 def coverage(engine, run) -> dict:
     """-> {compiled, operators: {family: {name: calls}}, hidden: {family: modules}, sentences}. `run` lets the engine generate; a
     plan must be armed in it, whose rules need not reach anything."""
-    engine.collective_rpc("faultline_census_begin")
+    engine.collective_rpc("faultline_coverage_begin")
     run()
-    workers = engine.collective_rpc("faultline_census_end")
+    workers = engine.collective_rpc("faultline_coverage_end")
     found = workers[0]  # the others compute the same model, each a part of every layer
     how = "compiled" if found["compiled"] else "eager"
-    found["sentences"] = [f"{how}: {family} runs as " + ", ".join(f"{name} ({calls} calls)" for name, calls in names.items()) for family, names in found["operators"].items() if family != "other"]
-    found["sentences"] += [f"{how}: {family} is hidden: {len(paths)} modules ({paths[0]}, …) run in generated code; a rule on it meets no call, and the run fails" +
+    found["sentences"] = [f"{how}: {family} runs as " + ", ".join(f"{name} ({calls} calls)" for name, calls in names.items()) for family, names in found["operators"].items()]
+    why = "run in generated code" if found["compiled"] else "run as operators of no family"
+    found["sentences"] += [f"{how}: {family} is hidden: {len(paths)} modules ({paths[0]}, …) {why}; a rule on it meets no call, and the run fails" +
                            ("; enforce_eager=True shows it" if found["compiled"] else "") for family, paths in found["hidden"].items()]
     return found

@@ -40,8 +40,8 @@ def _wrap_worker(worker_class, own: environment.Armed) -> None:
     """Platforms derive their own workers; what they override is wrapped on the worker itself, once it has its model."""
     worker_class.faultline_evidence = lambda self: own.snapshot()
     worker_class.faultline_begin_step = lambda self, step: _begin_step(self, own, step)
-    worker_class.faultline_census_begin = lambda self: _OPS.census_begin()
-    worker_class.faultline_census_end = lambda self: vllm_coverage.of_worker(self)
+    worker_class.faultline_coverage_begin = lambda self: vllm_coverage.begin(self)
+    worker_class.faultline_coverage_end = lambda self: vllm_coverage.end(self)
     load = worker_class.load_model
 
     @functools.wraps(load)
