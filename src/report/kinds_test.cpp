@@ -97,7 +97,7 @@ TEST_F(Kinds, ShowsATriageAndARace) {
           {"events":{"items":[{"rank":1,"layer":7,"cause":"transport"}],"omitted":3}}]})";
   const std::string race = page_of(folder_.path() / "race.json");
   EXPECT_TRUE(has(race, "fail (completed): rank 1 differs"));
-  EXPECT_TRUE(has(race, "events (4)"));
+  EXPECT_TRUE(has(race, "Corruptions and whom they are put down to (4)"));
 }
 
 TEST_F(Kinds, ShowsADiagnosisAndACampaignOfThem) {

@@ -662,6 +662,12 @@ TEST(Operators, ResolveNamesFamiliesAndGlobs) {
   }
 }
 
+TEST(Operators, EveryFamilyMeansAnOperator) {
+  const std::vector<c10::DispatchKey> keys = {c10::DispatchKey::CPU};
+  for (const Family& family : families())
+    EXPECT_FALSE(resolve_operators(std::string(family.name), {}, keys).empty()) << family.name;
+}
+
 // An operator of somebody else, in their namespace: returns nothing and writes its first argument.
 void custom_norm(at::Tensor& out, const at::Tensor& x) { out.copy_(x * 2); }
 // And one that stays inside until it is told to leave.
