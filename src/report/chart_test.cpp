@@ -49,7 +49,7 @@ TEST(IntervalChart, DrawsTheValueWhereItIs) {
                          .axis = std::pair(0.0, 1.0)})
           .bytes();
   EXPECT_EQ(count(svg, "<svg"), 2U);                       // wide and narrow
-  EXPECT_NE(svg.find("cx=\"486.0\""), std::string::npos);  // half of 300 … 725
+  EXPECT_NE(svg.find("cx=\"486.0\""), std::string::npos);  // half of 280 … 692
   EXPECT_NE(svg.find("x1=\"383.0\" x2=\"589.0\""), std::string::npos);
 }
 
