@@ -56,7 +56,7 @@ NOT_REPLAYED = {
     r"^torchrun |^srun |SBATCH|MASTER_ADDR": "a program of the reader's on several processes or machines; clients_distributed_test and race_collectives_test run such programs",
     r"faultline\.collectives --compare": "compares what the line before it left on a cluster; race_collectives_test",
     r"vllm": "needs vLLM in an environment of its own; ./dev test-clients runs the same file (clients_vllm_test)",
-    r"verl|/shared/": "needs verl and a cluster; clients_environment_test arms the same entry point",
+    r"verl|/shared/|FAULTLINE_RECIPE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
     r"^python -m faultline .*(script\.py|package\.module)": "the reader's own script; clients_examples_test runs ours",
     r"diagnose-campaign|--passes 64|--rarity|--method all|--selftest": "minutes to hours; diagnose_test, campaign_test and race_test run smaller ones",
     r"/models/|/elsewhere/| FILE|--resume runs/|report runs/deadzone": "names files of the reader's; recipes_test, experiment_test and train_kill_test have their own",
