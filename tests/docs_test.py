@@ -59,7 +59,7 @@ NOT_REPLAYED = {
     r"verl|/shared/|FAULTLINE_RECIPE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
     r"^python -m faultline .*(script\.py|package\.module)": "the reader's own script; clients_examples_test runs ours",
     r"diagnose-campaign|--passes 64|--rarity|--method all|--selftest": "minutes to hours; diagnose_test, campaign_test and race_test run smaller ones",
-    r"/models/|/elsewhere/| FILE|--resume runs/|report runs/deadzone": "names files of the reader's; recipes_test, experiment_test and train_kill_test have their own",
+    r"/models/|/elsewhere/| FILE|--resume runs/|report runs/deadzone|list-mitigations": "names files of the reader's, or stands for several commands; recipes_test, experiment_test, train_kill_test and triage_test have their own",
     r"^faultline run recipes/experiments/noisy-ops.yaml --(scale|seeds)": "experiment_test runs every experiment at scale tiny; tutorials/aqn.md replays one",
     r"^faultline train recipes/train/default.yaml": "an hour on a CPU; recipes_test runs it at smoke scale",
     r"^faultline (diagnose|scan|eval --limit 200|report runs/eval)": "the tutorials diagnose.md and fp4.md replay these with what they print",
