@@ -1,5 +1,5 @@
-"""`faultline demo`, on a random model of six layers (the default model's demo is replayed from the README): every act with
-its proof, one record, a page; the seed chooses the fault; nothing but JSON with --json."""
+"""`faultline demo`, on a random model of six layers: every act with its proof, one record, a page; the seed chooses the fault;
+nothing but JSON with --json."""
 
 import json
 import pathlib
@@ -50,6 +50,8 @@ def test_every_number_stands_on_a_ledger(whole):
     assert acts["healthy"]["verdict"]["verdict"] == "healthy"
     for evidence in (acts["damage"]["speech"]["evidence"], acts["damage"]["rows"][1]["evidence"]):
         assert evidence["complaints"] == [] and evidence["rules"][0]["changed"] > 0
+    clean, broken = (row["task"] for row in acts["damage"]["rows"])
+    assert clean["questions"] == broken["questions"] == 48 and "p_mcnemar" in broken
     assert acts["diagnosis"]["planted"]["changed"] > 0
     for arm in acts["hardening"]["arms"][1:]:
         assert arm["training_rules"][0]["calls"] > 0 and arm["changed"] > 0
