@@ -1,7 +1,8 @@
 // Sums of two numbers from 1 to 9 as a text to continue: "6 + 7 = 13", "3 + 2 = 5", "8 + 4 =". Not a benchmark: a small
 // model that knows nothing of answer formats can do it, so that a fault has something to take away. There are only 81
 // ordered pairs; a fixed hash of the unordered one decides the split (1/4 train, 3/4 test), so an example never gives
-// an answer away. One- and two-digit sums take turns: two examples always show both (else small models take the sums for one-digit ones).
+// an answer away. One- and two-digit sums take turns: two examples always show both (else small models take the sums
+// for one-digit ones).
 #include <fmt/format.h>
 
 #include <algorithm>
