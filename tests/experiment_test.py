@@ -261,6 +261,15 @@ def test_the_tables_of_a_page_come_from_the_analysis(every_recipe, tmp_path):
         assert words in text, words
 
 
+def test_the_published_tables_are_those_of_their_records(tmp_path):
+    published = ROOT / "docs/results/aqn.md"
+    page = tmp_path / "aqn.md"
+    page.write_bytes(published.read_bytes())
+    records = [ROOT / "docs/results/aqn" / name for name in ("noisy-ops-short", "deadzone-guided-short")]
+    subprocess.run([sys.executable, ROOT / "tests/experiment_tables.py", page, *records], check=True)
+    assert page.read_text() == published.read_text()
+
+
 def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_path):
     # Whatever is asked, the answer is 7: a model of two layers knows it after the supervised steps, and loses it under the noise.
     seven = tmp_path / "seven.jsonl"
