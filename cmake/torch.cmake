@@ -21,13 +21,14 @@ target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_
 # libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
 target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
 # Versions that we are tested with; another one is tried, and refused here where it has not what the taps need.
-set(FAULTLINE_TESTED_TORCH 2.11 2.13)
+set(FAULTLINE_TESTED_TORCH 2.11)
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor "${TORCH_VERSION}")
 if(NOT torch_minor IN_LIST FAULTLINE_TESTED_TORCH)
+  set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
   try_compile(torch_serves ${CMAKE_BINARY_DIR}/torch_probe ${CMAKE_SOURCE_DIR}/cmake/torch_probe.cpp
-              CMAKE_FLAGS -DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY
-              "-DINCLUDE_DIRECTORIES=${TORCH_ROOT}/include;${TORCH_ROOT}/include/torch/csrc/api/include"
-              CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON OUTPUT_VARIABLE torch_complaints)
+              CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${TORCH_ROOT}/include;${TORCH_ROOT}/include/torch/csrc/api/include"
+              OUTPUT_VARIABLE torch_complaints CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON)
+  unset(CMAKE_TRY_COMPILE_TARGET_TYPE)
   if(NOT torch_serves)
     message(FATAL_ERROR "torch ${TORCH_VERSION} in ${TORCH_ROOT} has not the dispatcher's interface that the taps need: "
                         "faultline is known to work with torch ${FAULTLINE_TESTED_TORCH}; install one of these\n${torch_complaints}")

@@ -9,8 +9,9 @@
 namespace faultline::race {
 
 // We compile the class from its header and let libtorch construct it: sizes must agree. Measured for each version that
-// we build against.
-static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11, "measure sizeof(ProcessGroupGloo) for this torch");
+// we build against, as what libtorch_python asks operator new for before it calls the constructor.
+static_assert(TORCH_VERSION_MAJOR == 2 && (TORCH_VERSION_MINOR == 11 || TORCH_VERSION_MINOR == 13),
+              "measure sizeof(ProcessGroupGloo) for this torch");
 // A mutex is 40 bytes on x86-64 and 48 on 64-bit Arm; all else is equal.
 static_assert(sizeof(c10d::ProcessGroupGloo) == 448 + sizeof(std::mutex),
               "the declarations in gloo_shim/ do not fit this torch");
