@@ -42,7 +42,7 @@ def test_the_python_of_a_tutorial_runs_and_shows_what_it_says(document, tmp_path
     shown = re.findall(r"^# → (.*)$", source, re.MULTILINE)
     script = tmp_path / "tutorial.py"
     script.write_text(source, encoding="utf-8")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=transcript.environment(PROGRAM.parent), capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=transcript.environment(PROGRAM.parent), capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
     assert shown and transcript.matches(shown, done.stdout.splitlines()), transcript.difference(shown, done.stdout.splitlines())
 

@@ -61,7 +61,7 @@ def prepare(folder):
     return folder
 
 
-def replay(command, folder, build, timeout=300):
+def replay(command, folder, build, timeout=1800):
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment(build), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout)
     return done.stdout.splitlines()
 
