@@ -18,7 +18,7 @@ HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def done(codes, *arguments, **options):
-    result = launch(*arguments, timeout=300, **options)
+    result = launch(*arguments, timeout=1800, **options)
     assert result.returncode in codes, (arguments, result.returncode, result.stdout[-2000:], result.stderr[-2000:])
     return result.stdout
 
