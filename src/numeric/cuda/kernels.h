@@ -31,7 +31,7 @@ void reference(const ReferenceArguments& r, Axis axis, const void* data, double*
 
 bool is_capturing(void* stream);  // into a CUDA graph
 
-// keys: what fill_digest_keys() wrote, in device memory; state: three zeroed 64-bit words; result: one.
+// keys: what fill_digest_keys() wrote, in device memory; state: three 64-bit words, zero before and after; result: one.
 void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream);
 void checksum(const void* data, int element_size, int64_t elements, uint64_t* result, void* stream);  // result zeroed
 
