@@ -183,9 +183,9 @@ def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollou
     [row] = result["collection"]["processes"][0]["report"]["rows"]
     assert row["place"].endswith("layers.1") and row["ledger"]["zeroed"] > 0 and row["phase"] == "rollout"
     came, went = (torch.tensor(bits, dtype=torch.int16).view(torch.bfloat16) for bits in result["watched"])
-    # Our model passes its layers' outputs through this same operator, under the same canonical name.
+    # Our model passes its layers' outputs through this same operator, under the same name.
     with faultline.plan(zone, on_missing="warn"), faultline.phase("rollout"):
-        ours = torch.ops.faultline.boundary(came.clone(), torch.ops.faultline.place("layers.1"), "output")
+        ours = torch.ops.faultline.boundary(came.clone(), torch.ops.faultline.place("model.layers.1"), "output")
     assert torch.equal(ours.view(torch.int16), went.view(torch.int16))
     zeroed = (went == 0) & (came != 0)
     channels = zeroed.any(0)
