@@ -37,6 +37,17 @@ dist.destroy_process_group()
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
+def run(folder, *words):
+    """Torch 2.11 itself, with nothing of ours in the process, now and then aborts while its threads end: then once more, elsewhere."""
+    for attempt in ("first", "second", "third"):
+        place = folder / attempt
+        place.mkdir(parents=True)
+        done = python(*LAUNCH, *[str(word).replace("FOLDER", str(place)) for word in words])
+        if "terminate called without an active exception" not in done.stderr:
+            break
+    return done, place
+
+
 def sums(done, results):
     assert done.returncode == 0, done.stderr
     return [results.with_name(f"{results.name}-{rank}").read_text() for rank in range(2)]
@@ -46,18 +57,19 @@ def sums(done, results):
 def test_operators_and_collectives_of_both_ranks_are_tapped(tmp_path, kind):
     script = write(tmp_path, "train.py", SCRIPT)
     plan = write(tmp_path, "recipe.json", recipe())
-    clean = sums(python(*LAUNCH, script, kind, tmp_path / "clean"), tmp_path / "clean")
-    done = python(*LAUNCH, "-m", "faultline", "--recipe", plan, "--evidence", tmp_path / "evidence", "--collectives", tmp_path / "digests", script, kind, tmp_path / "faulty")
-    faulty = sums(done, tmp_path / "faulty")
+    done, place = run(tmp_path / "clean", script, kind, "FOLDER/sum")
+    clean = sums(done, place / "sum")
+    done, place = run(tmp_path / "faulty", "-m", "faultline", "--recipe", plan, "--evidence", "FOLDER/evidence", "--collectives", "FOLDER/digests", script, kind, "FOLDER/sum")
+    faulty = sums(done, place / "sum")
     assert faulty[0] == faulty[1] != clean[0] == clean[1]
-    collection = faultline.collect(tmp_path / "evidence")
+    collection = faultline.collect(place / "evidence")
     assert len(collection["processes"]) == 2 and all(process["ended"] for process in collection["processes"])
     for process in collection["processes"]:
         report = process["report"]
         calls = {phase: sum(row["ledger"]["calls"] for row in report["rows"] if row["phase"] == phase) for phase in ("actor_forward", "actor_backward")}
         assert calls == {"actor_forward": 2 * 15, "actor_backward": 2 * 30} and process["work"] == {"actor_forward": 2}
         assert {row["layer"] for row in report["rows"]} == {-1, 0, 1}
-    assert collectives.compare(tmp_path / "digests") == []
-    operations = {json.loads(line).get("operation") for line in (tmp_path / "digests" / "rank-0.jsonl").read_text().splitlines()}
+    assert collectives.compare(place / "digests") == []
+    operations = {json.loads(line).get("operation") for line in (place / "digests" / "rank-0.jsonl").read_text().splitlines()}
     assert ("all_reduce" if kind == "ddp" else "reduce_scatter") in {str(name).removeprefix("_").removesuffix("_base") for name in operations}
     assert "Traceback" not in done.stderr

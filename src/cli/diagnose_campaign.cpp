@@ -69,6 +69,7 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
                                const Globals& globals) {
   const int jobs = options.pace.job_count();
   const bool on_ray = options.pace.on_ray();
+  if (on_ray) refuse_gpus_on_ray(globals.device);
   CampaignRun run;
   run.time_limit = options.pace.seconds();
   open_device(globals.device);  // refuses what is not there

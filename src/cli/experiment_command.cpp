@@ -19,6 +19,7 @@
 #include "experiment/analysis.h"
 #include "experiment/campaign.h"
 #include "experiment/small_model.h"
+#include "experiment/start.h"
 #include "recipe/recipe.h"
 #include "record/document.h"
 
@@ -173,15 +174,29 @@ void check_pilot(const ExperimentSpec& spec, const fs::path& folder) {
 }
 
 // What was found out and written down before the other machine's trials is what they belong to; a folder that has none
-// of it takes it over with them.
-void adopt(const fs::path& folder, const std::vector<std::string>& others) {
-  for (const std::string& other : others)
-    for (const char* name : {"design.json", "calibration.json", "verdict.json"}) {
-      if (!fs::exists(fs::path(other) / name) || fs::exists(folder / name)) continue;
-      fs::create_directories(folder);
-      fs::copy_file(fs::path(other) / name, folder / name);
-    }
-}
+// of it takes it over with them, and gives it back where the merge is refused.
+class Adopted {
+ public:
+  Adopted(const fs::path& folder, const std::vector<std::string>& others) {
+    for (const std::string& other : others)
+      for (const char* name : {"design.json", "calibration.json", "verdict.json"}) {
+        if (!fs::exists(fs::path(other) / name) || fs::exists(folder / name)) continue;
+        fs::create_directories(folder);
+        fs::copy_file(fs::path(other) / name, folder / name);
+        files_.push_back(folder / name);
+      }
+  }
+  ~Adopted() {
+    std::error_code ignored;
+    for (const fs::path& file : files_) fs::remove(file, ignored);
+  }
+  Adopted(const Adopted&) = delete;
+  Adopted& operator=(const Adopted&) = delete;
+  void keep() { files_.clear(); }
+
+ private:
+  std::vector<fs::path> files_;
+};
 
 }  // namespace
 
@@ -229,12 +244,13 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   model.model = recipe.at("model").as_string();
   const int64_t jobs = options.pace.job_count();
   const bool on_ray = options.pace.on_ray();
+  if (on_ray) refuse_gpus_on_ray(globals.device);
   if (options.pilot && !options.merge.empty()) throw UsageError("--merge takes trials, --pilot runs some; one of them");
   const std::string hash = json_hash({experiment_identity(recipe, given.dtype), model.model});
   const fs::path folder = !options.folder.empty() ? fs::path(options.folder)
                                                   : out / fmt::format("{}-{}-{}", recipe_file.stem().string(),
                                                                       options.scale, hash.substr(0, 8));
-  adopt(folder, options.merge);
+  Adopted adopted(folder, options.merge);
   Experiment experiment(recipe, given.dtype, folder);
   const CampaignPart part = part_of(options, experiment.spec());
   if (options.pilot) check_pilot(experiment.spec(), folder);
@@ -249,6 +265,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
     experiment.open(loaded, diagnose, progress);
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
     for (const std::string& other : options.merge) merged += experiment.merge(other);
+    adopted.keep();
     if (options.worker) return experiment.run(loaded, part, {}), ExitCode::kOk;
     if (options.merge.empty() && jobs == 1 && !on_ray) run_here(experiment, loaded, part, globals);
   }
@@ -258,6 +275,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
                         globals);
   else if (options.merge.empty() && jobs > 1)
     run_beside(experiment, jobs, part, globals);
+  if (experiment.pending({}).empty()) remove_starts(folder);
   return finish(experiment, part, merged, ray, globals);
 }
 

@@ -133,8 +133,10 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   };
   const race::RunResult result = race::run(options.transport, node, config, run);
   progress.reset();
-  if (!options.out.empty()) write_record(options, node, config, run, result, globals);
-  if (!options.write_golden.empty()) race::write_golden(options.write_golden, node, run.device, result);
+  // Of ranks that are processes only the first has the evidence of all.
+  if (!options.out.empty() && !result.silent) write_record(options, node, config, run, result, globals);
+  if (!options.write_golden.empty() && !result.silent)
+    race::write_golden(options.write_golden, node, run.device, result);
   if (!result.silent) print_result(result, config, options.overhead, globals);
   return leave(result);
 }

@@ -103,8 +103,10 @@ class RayTrials : public TrialExecutor {
       const Json line = parse_json_text(text.substr(begin, stop - begin), "a worker");
       if (line.contains("error"))
         failed(keys.front(), line["error"].get<std::string>());
+      else if (Trial trial = trial_from_record(line, "a worker"); trial.key == keys.front())
+        done(std::move(trial));
       else
-        done(trial_from_record(line, "a worker"));
+        failed(keys.front(), "a worker answered another trial than it was asked for");
       keys.pop_front();
     }
     for (const TrialKey& key : keys) {

@@ -23,6 +23,13 @@ bool wants_ray(const std::string& executor) {
   return executor == "ray";
 }
 
+// A task without num_gpus sees none, or all of them the first.
+void refuse_gpus_on_ray(const std::string& device) {
+  if (device != "cpu")
+    throw UsageError(
+        "--executor ray: its tasks ask for processors, not for GPUs; use --device cpu, or --executor local");
+}
+
 std::filesystem::path own_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
 std::unique_ptr<RayCluster> open_ray(const std::atomic<bool>* interrupted) {

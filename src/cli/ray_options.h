@@ -12,6 +12,7 @@ namespace faultline::cli {
 
 void add_executor_option(CLI::App& command, std::string& executor, const char* group);
 bool wants_ray(const std::string& executor);  // UsageError unless local or ray
+void refuse_gpus_on_ray(const std::string& device);
 
 // The cluster of RAY_ADDRESS, reached through the Python of FAULTLINE_PYTHON (python3).
 std::unique_ptr<RayCluster> open_ray(const std::atomic<bool>* interrupted = nullptr);

@@ -214,6 +214,7 @@ ExitCode train(Options options, const Globals& given) {
     };
     outcome = run.run(directory, progress);
   }
+  add_complaints_of_others(job.replicas, outcome.complaints);
   std::string saved;
   if (spec.train.save_model) {
     saved = (directory.path() / "model").string();

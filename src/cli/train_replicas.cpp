@@ -66,6 +66,14 @@ std::string TrainingJob::tell(const std::string& from_first) const {
   return reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>());  // the first row; zeros end it
 }
 
+void add_complaints_of_others(const Replicas& replicas, std::vector<std::string>& complaints) {
+  if (replicas.alone()) return;
+  const at::Tensor all = replicas.gather(at::full({}, std::ssize(complaints), at::kLong));
+  for (int64_t rank = 0; rank < replicas.ranks; ++rank)
+    if (rank != replicas.rank && all[rank].item<int64_t>() > 0)
+      complaints.push_back(fmt::format("rank {} cannot prove its part; its own record says why", rank));
+}
+
 TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes) {
   const auto membership = race::membership_from_environment();
   if (!membership || membership->ranks == 1) return {};
@@ -73,8 +81,9 @@ TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool res
   if (resumes)
     throw UsageError("--resume: a run of several processes is resumed by one, which computes the same shards");
   const auto store = race::open_store(*membership, kJoinSeconds);
-  const Backend backend = race::make_gloo(store, "train", membership->rank, membership->ranks, kStepTimeout,
-                                          membership->local_ranks == membership->ranks);
+  const std::string& address = membership->address;
+  const bool loopback = address == "localhost" || address == "::1" || address.starts_with("127.");
+  const Backend backend = race::make_gloo(store, "train", membership->rank, membership->ranks, kStepTimeout, loopback);
   TrainingJob job;
   job.replicas = {
       membership->rank, membership->ranks,

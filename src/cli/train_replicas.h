@@ -14,6 +14,9 @@ struct TrainingJob {
   std::string tell(const std::string& from_first) const;  // what the first rank says, on all of them
 };
 
+// What the other ranks' records cannot prove: the first rank's, which people read, must not be called good for it.
+void add_complaints_of_others(const Replicas& replicas, std::vector<std::string>& complaints);
+
 // UsageError where the recipe's shards cannot be shared equally, a run is to be resumed, or the ranks were given
 // different recipes.
 TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes);

@@ -99,14 +99,18 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
 
 std::vector<int64_t> Accusations::layers_to_search() {
   settle();
-  std::map<int64_t, bool> layers;
+  struct Layer {
+    bool comes_and_goes = false, operator_caught = false;
+  };
+  std::map<int64_t, Layer> layers;
   for (const auto& [place, accused] : accused_) {
-    bool& search = layers.try_emplace(accused.candidate.layer, accused.comes_and_goes).first->second;
-    search = search && accused.level < kOperatorLevel;
+    Layer& layer = layers[accused.candidate.layer];
+    layer.comes_and_goes |= accused.comes_and_goes;
+    layer.operator_caught |= accused.level >= kOperatorLevel;
   }
   std::vector<int64_t> found;
-  for (const auto& [layer, search] : layers)
-    if (layer >= 0 && search) found.push_back(layer);
+  for (const auto& [index, layer] : layers)
+    if (index >= 0 && layer.comes_and_goes && !layer.operator_caught) found.push_back(index);
   return found;
 }
 

@@ -136,6 +136,7 @@ OrderedJson diagnosis_schema() {
                                {"layer_forward_equivalents", amount},
                                {"operator_calls", count},
                                {"seconds", amount}});
+  schema["properties"]["made_by"] = {{"type", "object"}};  // of a file: command, versions, machine, model
   schema["$schema"] = "https://json-schema.org/draft/2020-12/schema";
   schema["title"] = "faultline diagnosis";
   return schema;

@@ -180,11 +180,7 @@ void OperatorProbe::probe_ends() {
   const at::Tensor tokens = at::arange(std::min<int64_t>(64, model_.config().vocabulary), at::TensorOptions(at::kLong));
   const Linear& head = model_.head_linear();
   if (!model_.config().tied_output) return;
-  run({"a row of the table",
-       "embedding",
-       place_id("model_.embed_tokens"),
-       head.weight.narrow(0, 0, tokens.numel()),
-       {}},
+  run({"a row of the table", "embedding", place_id("model.embed_tokens"), head.weight.narrow(0, 0, tokens.numel()), {}},
       [&] { return model_.embed(tokens.to(model_.device())); });
 }
 

@@ -52,7 +52,8 @@ struct ExperimentSpec {
 void register_experiment_section();  // of the recipe's schema; once
 ExperimentSpec read_experiment(const Node& experiment);
 
-// What a scale (tiny, short, default, paper) changes in a recipe: what is built in, then experiment.scales of the recipe.
+// What a scale (tiny, short, default, paper) changes in a recipe: what is built in, then experiment.scales of the
+// recipe.
 std::vector<std::string> scale_overrides(const Node& recipe, const std::string& scale);
 
 inline constexpr int64_t kPilotSeeds = 1'000'000;  // a pilot's seeds lie so far behind those of the experiment

@@ -24,6 +24,7 @@ std::string identity_of(const Node& recipe, const LoadedModel& loaded) {
                     {"task", all.value("task", Json())},
                     {"sft", train.at("sft")},
                     {"lora", train.value("lora", Json())},
+                    {"shards", train.at("shards")},
                     {"problems", train.at("validation_problems")},
                     {"max_new_tokens", train.at("max_new_tokens")},
                     {"dtype", c10::toString(loaded.model->options().dtype().toScalarType())}})

@@ -7,7 +7,8 @@ namespace faultline {
 
 inline constexpr int64_t kDigestStateWords = 4;  // three of work, then the digest
 
-// `state`: kDigestStateWords words on x's device, those of work zero before and after. The work is queued on x's current stream.
+// `state`: kDigestStateWords words on x's device, those of work zero before and after. The work is queued on x's
+// current stream.
 void digest_into(const at::Tensor& x, int64_t* state);
 
 }  // namespace faultline

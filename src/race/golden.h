@@ -12,10 +12,10 @@ namespace faultline::race {
 void write_golden(const std::filesystem::path& path, const Node& config, at::Device device, const RunResult& result);
 Reference read_golden(const std::filesystem::path& path, const Node& config, at::Device device);
 
-inline constexpr int64_t kOverheadIterations = 8;  // for two pairs that differ and two that do not
+inline constexpr int64_t kOverheadIterations = 8;  // four pairs that differ, two that do not
 struct Overhead {
   MeanInterval relative;         // of paired neighbouring iterations: with / without - 1
-  MeanInterval drift;            // of neighbouring iterations that are both without: what noise alone gives
+  MeanInterval drift;            // of iterations without, one with between them: what noise alone gives
   double with = 0, without = 0;  // medians, seconds
 };
 Overhead digest_overhead(const RunResult& result);  // of a run with alternate_digests

@@ -154,9 +154,10 @@ Learnt learn(StepContext& context, const Batch& batch) {
     const std::size_t end = i + 1 < batch.updates.size() ? batch.updates[i + 1] : batch.micro.size();
     const std::vector<SequenceBatch> part(batch.micro.begin() + static_cast<std::ptrdiff_t>(first),
                                           batch.micro.begin() + static_cast<std::ptrdiff_t>(end));
-    const UpdateResult result = update(context, part, [&](std::size_t micro, const at::Tensor& now, int64_t within) {
+    const BatchLoss loss = [&](std::size_t micro, const at::Tensor& now, int64_t within) {
       return partial_loss(stage, batch, now, batch.first[first + micro] + within, learnt.sums);
-    });
+    };
+    const UpdateResult result = update(context, part, loss, first);
     learnt.gradient_norm = std::max(learnt.gradient_norm, result.gradient_norm);
     log_probabilities.push_back(result.scores.log_probabilities), entropies.push_back(result.scores.entropies);
   }

@@ -43,6 +43,7 @@ std::vector<Completion> complete(const StepContext& context, const std::vector<R
     for (Completion& one : context.generator->run({first, first + static_cast<std::ptrdiff_t>(size)}))
       own.push_back(std::move(one));
   }
+  begin_part(context, 0);
   if (context.hooks.replicas.alone()) return own;
   return exchanged(context.hooks.replicas, own, context.stage.max_new_tokens);
 }

@@ -27,14 +27,16 @@ struct StepResult {
 StepResult sft_step(StepContext& context);
 StepResult grpo_step(StepContext& context);
 
-// Backward of micro-batches and one update. loss(i, log-probabilities, first): the part of micro-batch i. Where
-// anything is not finite nothing is updated: NonFiniteError names the operator that made it first.
+// Backward of micro-batches and one update. loss(i, log-probabilities, first): the part of micro-batch i. first_part:
+// the number of the first micro-batch in the whole step, where that has several updates. Where anything is not finite
+// nothing is updated: NonFiniteError names the operator that made it first.
 struct UpdateResult {
   double loss = 0, gradient_norm = 0;
   TokenScores scores;  // of all tokens, on the CPU
 };
 using BatchLoss = std::function<at::Tensor(std::size_t batch, const at::Tensor& log_probabilities, int64_t first)>;
-UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss);
+UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
+                    std::size_t first_part = 0);
 
 // What follows draws its random numbers as this part of the step, whichever process computes it (Note [Shards]).
 void begin_part(const StepContext& context, int64_t part);

@@ -22,7 +22,9 @@ struct Passed {
   TokenScores scores;
 };
 
-Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss) {
+// first_part: the number of the first batch among the parts of the whole step.
+Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
+            std::size_t first_part) {
   Passed all;
   all.loss = at::zeros({}, context.model.options().dtype(at::kDouble));
   std::vector<at::Tensor> log_probabilities, entropies;
@@ -33,7 +35,7 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
       log_probabilities.push_back(none), entropies.push_back(none);
       continue;
     }
-    begin_part(context, static_cast<int64_t>(i));
+    begin_part(context, static_cast<int64_t>(first_part + i));
     BackwardResult result;
     {
       const PhaseScope phase(Phase::kActorForward);  // the sums below are the trainer's own arithmetic
@@ -51,13 +53,14 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
   return all;
 }
 
-// Runs the step again and watches. Faults draw other numbers then, so a bad number may not come back; that is said.
+// Runs the step again and watches. Without shards faults draw other numbers then, so a bad number may not come back;
+// that is said.
 [[noreturn]] void explain(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
-                          const std::string& what) {
+                          std::size_t first_part, const std::string& what) {
   std::optional<std::string> origin;
   {
     const NonFiniteWatch watch;
-    pass(context, batches, loss);
+    pass(context, batches, loss, first_part);
     origin = watch.first();
   }
   context.optimizer.drop_gradients();
@@ -79,19 +82,21 @@ double Stopwatch::lap() {
   return now - std::exchange(last_, now);
 }
 
-UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss) {
-  const Passed passed = pass(context, batches, loss);
+UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
+                    std::size_t first_part) {
+  const Passed passed = pass(context, batches, loss, first_part);
   UpdateResult result;
   result.loss = passed.loss.item<double>();
   result.scores = passed.scores;
   if (!std::isfinite(result.loss)) {
     context.optimizer.drop_gradients();
-    explain(context, batches, loss, fmt::format("step {}: the loss is {}", context.position.step + 1, result.loss));
+    explain(context, batches, loss, first_part,
+            fmt::format("step {}: the loss is {}", context.position.step + 1, result.loss));
   }
   try {
     result.gradient_norm = context.optimizer.step();
   } catch (const NonFiniteError& error) {
-    explain(context, batches, loss, error.what());
+    explain(context, batches, loss, first_part, error.what());
   }
   if (context.hooks.weights_changed) context.hooks.weights_changed();
   return result;
