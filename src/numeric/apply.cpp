@@ -423,15 +423,14 @@ void digest_into(const at::Tensor& x, int64_t* state) {
       const std::lock_guard<std::mutex> lock(mutex);
       total = fold61(total + part);
     });
-    state[kDigestStateWords - 1] =
-        static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size)));
+    *state = static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size)));
     return;
   }
 #ifdef FAULTLINE_WITH_CUDA
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
     auto* words = reinterpret_cast<uint64_t*>(state);
-    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words, words + kDigestStateWords - 1,
+    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words + 1, words,
                  current_stream(x.device()));
     return;
   }
@@ -442,7 +441,7 @@ void digest_into(const at::Tensor& x, int64_t* state) {
 at::Tensor digest(const at::Tensor& x) {
   const at::Tensor state = at::zeros({kDigestStateWords}, x.options().dtype(at::kLong).layout(at::kStrided));
   digest_into(x, state.mutable_data_ptr<int64_t>());
-  return state.select(0, kDigestStateWords - 1);
+  return state.select(0, 0);
 }
 
 at::Tensor checksum(const at::Tensor& x) {

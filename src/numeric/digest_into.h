@@ -5,7 +5,7 @@
 
 namespace faultline {
 
-inline constexpr int64_t kDigestStateWords = 4;  // three of work, then the digest
+inline constexpr int64_t kDigestStateWords = 4;  // the digest, then three of work
 
 // `state`: kDigestStateWords words on x's device, those of work zero before and after. The work is queued on x's
 // current stream.

@@ -102,7 +102,7 @@ void Checks::read_patterns(RankRecord& record) {
 
 void Checks::read_digests(RankRecord& record) {
   if (!digests_taken_) return;
-  const at::Tensor table = digests_.cpu().select(2, kDigestStateWords - 1).contiguous();  // (layers + 1, columns)
+  const at::Tensor table = digests_.cpu().select(2, 0).contiguous();  // (layers + 1, columns)
   const auto* first = reinterpret_cast<const uint64_t*>(table.const_data_ptr<int64_t>());
   for (int64_t l = 0; l < config_.layers(); ++l) {
     const uint64_t* words = first + l * columns_;
@@ -118,7 +118,7 @@ void Checks::read_digests(RankRecord& record) {
     if (same_to_all && layer.sent[0] != 0) layer.keys[static_cast<size_t>(Key::kCommInput)] = layer.sent[0];
   }
   const uint64_t* last = first + config_.layers() * columns_;
-  record.h2d_failed |= last[kCopied] != static_cast<uint64_t>(host_[kDigestStateWords - 1]);
+  record.h2d_failed |= last[kCopied] != static_cast<uint64_t>(host_[0]);
   if (last[kParameters] != last[kShadow])
     record.layers[0].failed_checks |= uint64_t{1} << static_cast<unsigned>(Check::kOptimizer);
 }
