@@ -64,7 +64,7 @@ NOT_REPLAYED = {
     r"/models/|/elsewhere/| FILE|--resume runs/|report runs/deadzone|list-mitigations": "names files of the reader's, or stands for several commands; recipes_test, experiment_test, train_kill_test and triage_test have their own",
     r"^faultline run recipes/experiments/noisy-ops.yaml --(scale|seeds)": "experiment_test runs every experiment at scale tiny; tutorials/aqn.md replays one",
     r"^faultline train recipes/train/default.yaml": "an hour on a CPU; recipes_test runs it at smoke scale",
-    r"^faultline (diagnose|scan|eval --limit 200|report runs/eval)": "the tutorials diagnose.md and fp4.md replay these with what they print",
+    r"^faultline (diagnose|scan|eval --task addition|report runs/eval)": "the tutorials diagnose.md and fp4.md replay these with what they print",
     r"^faultline (race --ranks|triage run --recipe recipes)": "the tutorial network.md replays these with what they print",
 }  # fmt: skip
 PROGRAMS = r"(?:build/)?faultline [a-z]|\./dev |pip |python |torchrun |srun |export "
