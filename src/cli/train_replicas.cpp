@@ -81,9 +81,8 @@ TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool res
   if (resumes)
     throw UsageError("--resume: a run of several processes is resumed by one, which computes the same shards");
   const auto store = race::open_store(*membership, kJoinSeconds);
-  const std::string& address = membership->address;
-  const bool loopback = address == "localhost" || address == "::1" || address.starts_with("127.");
-  const Backend backend = race::make_gloo(store, "train", membership->rank, membership->ranks, kStepTimeout, loopback);
+  const Backend backend =
+      race::make_gloo(store, "train", membership->rank, membership->ranks, kStepTimeout, membership->on_loopback());
   TrainingJob job;
   job.replicas = {
       membership->rank, membership->ranks,

@@ -190,7 +190,6 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     ++ran;
   }
   start.restore(*loaded.model);
-  if (pending({}).empty()) remove_starts(folder_);
   return ran;
 }
 

@@ -104,7 +104,7 @@ class JoinedRank {
     publisher_ = std::make_unique<BeatPublisher>(store_, m_.rank, heartbeat_,
                                                  config_.timeout_seconds + kGraceSeconds / 2, [this] { stuck(); });
     agree_on_config(*store_, m_, node_);
-    const bool loopback = m_.address == "localhost" || m_.address == "::1" || m_.address.starts_with("127.");
+    const bool loopback = m_.on_loopback();
     const auto control = make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), loopback);
     data_ = options_.device.is_cpu() ? make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), loopback)
                                      : make_nccl(store_, "data", m_.rank, m_.ranks, timeout());

@@ -25,6 +25,8 @@ struct Membership {
   uint16_t port = 0;
   bool agent_store = false;  // somebody else serves the store: torchrun's agent, or our launcher
   std::string generation;    // of torchrun's restarts
+
+  bool on_loopback() const { return address == "localhost" || address == "::1" || address.starts_with("127."); }
 };
 
 // From the environment; nullopt where RANK is not set. UsageError where the variables contradict each other.
