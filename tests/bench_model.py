@@ -4,12 +4,14 @@ measured copy bandwidth, plus its FLOPs over the measured matmul rate.
 
     bench_model.py --device cuda --json out.json     Qwen2.5-1.5B shape, batches 1, 64, 256; SmolLM2 512 x 64
     bench_model.py --device cpu  --json out.json     SmolLM2 bf16, batches 1 and 32, 2 threads
+                   --vllm PYTHON                     vLLM as well, run by the Python of its own environment
 """
 
 import argparse
 import json
 import os
 import pathlib
+import subprocess
 import time
 
 import torch
@@ -92,6 +94,13 @@ def hf_rate(model, batch, prompt, new, device, repeats=2, **how):
     return batch * (new - new // 4) / (long - short), long
 
 
+def vllm_rates(python, config, batches, prompt, new):
+    """-> {batch: tokens a second}, measured by another process in vLLM's environment."""
+    command = [python, pathlib.Path(__file__).with_name("bench_model_vllm.py"), json.dumps(config), ",".join(map(str, batches)), str(prompt), str(new)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return {int(batch): rate for batch, rate in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
 def with_plan(handle, batch, prompt, new, device):
     OPS.plan_load(json.dumps(PLAN), [], 1, 0)
     OPS.plan_arm()
@@ -107,6 +116,7 @@ def bench(config, batches, device, limits, arguments):
     rows = []
     handle = OPS.model_random(json.dumps(config), 1, torch.bfloat16, device)
     peer = None if arguments.no_peer else hf_model(config, device)
+    vllm = vllm_rates(arguments.vllm, config, batches, arguments.prompt, arguments.new) if arguments.vllm else {}
     for batch in batches:
         prompt, new = arguments.prompt, arguments.new
         rate, _ = decode_rate(handle, batch, prompt, new, device)
@@ -120,6 +130,8 @@ def bench(config, batches, device, limits, arguments):
             if arguments.compile:
                 row["hf_static_compiled_tok_s"], _ = hf_rate(peer, batch, prompt, new, device, 2, cache_implementation="static")
                 row["over_hf_compiled"] = rate / row["hf_static_compiled_tok_s"]
+        if batch in vllm:
+            row |= {"vllm_tok_s": vllm[batch], "over_vllm": rate / vllm[batch]}
         print(json.dumps(row), flush=True)
         rows.append(row)
     OPS.model_close(handle)
@@ -133,6 +145,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--compile", action="store_true", help="also Hugging Face with a static cache and torch.compile")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM: its rates beside ours")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--batches", default=None)
