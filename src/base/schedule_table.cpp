@@ -1,6 +1,7 @@
 // The table of schedules: their names, formulas, parameters and ranges, and the check that enforces those ranges. They
 // stand together so that what `faultline explain` promises and what check() refuses cannot drift apart.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

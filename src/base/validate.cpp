@@ -1,6 +1,7 @@
 // Checks a configuration against its Schema. It never stops at the first problem: each value that is wrong is reported
 // and left as it is, and the walk goes on beside it.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

@@ -13,6 +13,7 @@
 #include "site/forward.h"
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"
+#include "tap/prediction.h"
 
 namespace faultline {
 namespace {

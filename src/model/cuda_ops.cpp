@@ -5,7 +5,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <torch/library.h>
 
@@ -14,13 +13,12 @@
 #include "model/cuda_checks.h"
 #include "model/ops.h"
 #include "model/sampling.h"
+#include "numeric/current_stream.h"
 
 namespace faultline::ops {
 namespace {
 
-void* stream_of(const at::Tensor& x) {
-  return c10::impl::VirtualGuardImpl(x.device().type()).getStream(x.device()).native_handle();
-}
+void* stream_of(const at::Tensor& x) { return current_stream(x.device()); }
 
 void check_norm(const char* op, const at::Tensor& x, const at::Tensor& weight) {
   require(x.dim() >= 1, op, "x", "of at least one dimension", x);

@@ -18,6 +18,7 @@ struct CallTensors {
   std::optional<at::Tensor> ledger;            // int64[kLedgerWords]; absent: nothing is counted
   std::optional<at::Tensor> row_keys;          // int64, one a row; for keyed_by: row
   std::optional<at::Tensor> replacement = {};  // like x; for accumulate, approximate and stale
+  at::Tensor* reference = nullptr;  // what a dead zone measures itself by: used where defined, and else kept there
 };
 
 struct CallPoint {

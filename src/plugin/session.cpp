@@ -15,6 +15,7 @@
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
+#include "tap/prediction.h"
 #include "tap/report.h"
 #include "tap/substitution.h"
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <bit>
 #include <cstring>
@@ -13,6 +12,7 @@
 #include "numeric/cpu/pattern.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/pattern.h"
+#include "numeric/current_stream.h"
 #endif
 
 namespace faultline {
@@ -33,13 +33,6 @@ int exact_bits(at::ScalarType type) {  // integers up to 2^bits are exact
 }
 
 int ceil_log2(int value) { return value <= 1 ? 0 : static_cast<int>(std::bit_width(static_cast<unsigned>(value - 1))); }
-
-#ifdef FAULTLINE_WITH_CUDA
-void* current_stream(const at::Device& device) {
-  const c10::impl::VirtualGuardImpl impl(device.type());
-  return reinterpret_cast<void*>(impl.getStream(device).native_handle());
-}
-#endif
 
 }  // namespace
 

@@ -1,6 +1,5 @@
 #include "report/field.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -101,7 +100,12 @@ std::string p_words(double p) { return p < 0.0001 ? "p < 0.0001" : "p = " + p_te
 std::string time_text(double seconds_since_1970) {
   constexpr double kLatest = 253402300799;  // the last second of 9999
   if (!(seconds_since_1970 > 0 && seconds_since_1970 <= kLatest)) return "at an unknown time";
-  return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(static_cast<std::time_t>(seconds_since_1970)));
+  const auto whole = static_cast<std::time_t>(seconds_since_1970);
+  std::tm parts{};
+  gmtime_r(&whole, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts);
+  return text;
 }
 
 std::vector<std::pair<std::string, std::string>> leaves(const Json& tree) {

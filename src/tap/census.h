@@ -1,6 +1,6 @@
 // A census: which operators run, where, in which phase, how often, how much they compute. Taken above autograd by a
-// boxed fallback that only the threads of a census see, so that an ordinary run pays nothing. It says what a plan could
-// reach, and it is what expected call counts are derived from.
+// boxed fallback that only the threads of a census see, so that an ordinary run pays nothing. What a plan will reach of
+// it: prediction.h.
 #pragma once
 
 #include <map>
@@ -31,23 +31,5 @@ void begin_census();            // counts what this thread runs from now on, and
 Census end_census();            // of all that ran, as one forward
 Censuses end_census_by_kind();  // of all that ran, told apart by the forwards that began meanwhile
 nlohmann::ordered_json to_json(const Census& census);
-
-// "12 calls: phase ref is off; 3 calls: …"
-std::string reasons_text(const std::map<std::string, int64_t>& calls_by_reason);
-
-// What a plan will do, from a census of one forward (and backward): matched sites and predicted calls.
-struct Prediction {
-  const PlanRule* rule;
-  int64_t sites = 0;
-  int64_t calls[kPhases] = {};               // per forward
-  int64_t routed_calls[kPhases] = {};        // per routed call of an expert, beside these
-  std::map<std::string, int64_t> unreached;  // why calls are not: how many
-};
-std::vector<Prediction> predict(const Plan& plan, const Census& census);
-// Throws UsageError where a rule matches nothing of any census, with the nearest names.
-void check_reached(const Plan& plan, const Censuses& censuses);
-
-// Share of operators, FLOPs and bytes that the plan reaches in each phase, and what it does not and why.
-nlohmann::ordered_json coverage(const Plan& plan, const Census& census);
 
 }  // namespace faultline

@@ -136,7 +136,7 @@ class Expectation {
   };
   void add_calls(Expected& expected, const std::string& name, PlaceId place, int64_t writes, int64_t times, Per per,
                  Phase phase) {
-    if (!plan_.why_unreached(rule_, {place, phase}, rule_.rule.where->surface).empty()) return;
+    if (!why_unreached(rule_, {place, phase}, rule_.rule.where->surface).empty()) return;
     if (writes % per.count != 0) {
       complain("{} at {} ran {} times in {} {} of the census: what changes from one to the next cannot be predicted",
                name, place_text(place), writes, per.count, per.what);

@@ -133,11 +133,11 @@ struct TapKernel final : c10::OperatorKernel {
 
   void act(Plan& plan, uint64_t named, const Location& location, const std::vector<at::Tensor>& tensors,
            const std::vector<Replacement>& replacements) const {
-    for (const auto& rule : plan.rules()) {
-      if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != Surface::kOutput) continue;
-      const auto replacement = std::find_if(replacements.begin(), replacements.end(),
-                                            [&](const Replacement& each) { return each.rule == rule.get(); });
-      for (const at::Tensor& tensor : tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      for (const auto& rule : plan.rules()) {
+        if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != Surface::kOutput) continue;
+        const auto replacement = std::find_if(replacements.begin(), replacements.end(),
+                                              [&](const Replacement& each) { return each.rule == rule.get(); });
         const bool replaces = replacement != replacements.end();
         Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor,
                             replaces ? replacement->why : "");

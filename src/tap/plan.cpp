@@ -5,12 +5,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
+#include <map>
 
 #include "numeric/apply.h"
 #include "numeric/resolution.h"
 #include "tap/operators.h"
+#include "tap/plan_rule.h"
 #include "tap/step_part.h"
 #include "tap/substitution.h"
 
@@ -31,19 +32,10 @@ uint64_t row_key(uint32_t rule, uint32_t target, const Location& location, Surfa
          static_cast<uint64_t>(x.is_cuda() ? x.device().index() + 1 : 0) << 53;
 }
 
-bool is_layer_text(const std::string& text) { return text.find_first_not_of("0123456789-") == std::string::npos; }
-
-bool layer_text_holds(const std::string& text, int64_t layer) {
-  int64_t first = -1, last = -1;
-  const std::size_t dash = text.find('-');
-  std::from_chars(text.data(), text.data() + std::min(dash, text.size()), first);
-  last = first;
-  if (dash != std::string::npos) std::from_chars(text.data() + dash + 1, text.data() + text.size(), last);
-  return layer >= first && layer <= last;
-}
-
-bool names_place(const std::string& pattern, const Place& place) {
-  return pattern == place.role || glob_matches(pattern, place.path) || glob_matches("*." + pattern, place.path);
+// What dead zones with a second pass measured in their first one, on this thread.
+std::map<const Row*, at::Tensor>& references() {
+  thread_local std::map<const Row*, at::Tensor> all;
+  return all;
 }
 
 std::atomic<uint64_t> generations{0};
@@ -51,40 +43,10 @@ std::atomic<uint32_t> process_part{0};
 
 }  // namespace
 
-PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases) {
-  PhaseSet set;
-  for (const Phase on : {Phase::kRollout, Phase::kActorForward, Phase::kActorBackward, Phase::kEval, Phase::kDiagnose})
-    set.set(static_cast<std::size_t>(on));
-  for (const Node* phases : {&recipe_phases, &rule_phases}) {
-    if (!phases->is_map()) continue;
-    for (const auto& entry : phases->entries()) {
-      const auto phase = phase_by_name(entry.key);
-      if (!phase) continue;  // race: not a phase of a model
-      set.set(static_cast<std::size_t>(*phase),
-              entry.value.is_boolean() ? entry.value.as_bool() : entry.value.as_string() != "clean");
-    }
-  }
-  set.set(static_cast<std::size_t>(Phase::kRecompute), set.test(static_cast<std::size_t>(Phase::kActorForward)));
-  return set;
-}
-
 bool can_fault(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_meta()) return false;
   const at::ScalarType type = tensor.scalar_type();
   return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || (type == at::kDouble && tensor.is_cpu());
-}
-
-bool rule_means_module(const Selector& where, const Place& place) {
-  const std::string& pattern = where.module_pattern;
-  if (pattern == "layer_output" || pattern == "layer_input") return place.role == "layer";
-  if (pattern == "norm") return place.role == "rmsnorm";
-  return names_place(pattern, place);
-}
-
-bool rule_means_layer(const Selector& where, const Place& place) {
-  if (where.layers.empty()) return true;
-  return std::any_of(where.layers.begin(), where.layers.end(),
-                     [&](const LayerRange& range) { return place.layer >= range.first && place.layer <= range.last; });
 }
 
 // Control and ledger rows on one device, in blocks that never move: captured graphs hold their addresses.
@@ -101,42 +63,31 @@ struct Plan::Table {
 Plan::Plan(std::vector<Rule> rules, PlanSettings settings)
     : settings_(std::move(settings)), generation_(++generations), weights_(std::make_unique<WeightCache>()) {
   if (rules.empty()) throw UsageError("a plan needs at least one rule under faults:");
-  if (rules.size() > kMaxRules)
-    throw UsageError(fmt::format("a plan has at most {} rules; got {}", kMaxRules, rules.size()));
-  for (Rule& rule : rules) {
-    auto entry = std::make_unique<PlanRule>();
-    entry->phases = read_phases(rule.phases, settings_.phases);
-    entry->index = static_cast<uint32_t>(rules_.size());
-    entry->rule = std::move(rule);
-    const Rule& read = entry->rule;
-    if (!read.where) throw UsageError(fmt::format("rule '{}' does not say where", read.name));
-    if (read.reevaluate)
-      throw UsageError(fmt::format("rule '{}': reevaluate is not built yet; leave it out", read.name));
-    if (entry->phases.none()) throw UsageError(fmt::format("rule '{}' acts in no phase", read.name));
-    if (is_replacement(read.what.kind) &&
-        (read.where->operator_pattern.empty() || read.where->surface != Surface::kOutput))
-      throw UsageError(
-          fmt::format("rule '{}': {} replaces what an operator computes; give where.operator and surface output",
-                      read.name, kind_name(read.what.kind)));
-    if (read.where->surface == Surface::kGradient && !read.where->operator_pattern.empty())
-      throw UsageError(
-          fmt::format("rule '{}': an operator has no gradient surface; its backward operators are reached by "
-                      "surface output in phase actor_backward, or name a module",
-                      read.name));
-    if (read.where->surface == Surface::kWeight && !read.where->module_pattern.empty())
-      throw UsageError(
-          fmt::format("rule '{}': surface weight belongs to an operator rule (operator: matmul); narrow it by "
-                      "layer or except",
-                      read.name));
-    if (read.where->surface == Surface::kWeight && read.gradient == GradientRule::kMasked)
-      throw UsageError(fmt::format(
-          "rule '{}': gradient masked has no meaning for a weight, whose gradient goes to the master", read.name));
-    if (read.where->surface == Surface::kWeight && read.what.kind != FaultKind::kQuantize &&
-        read.lifetime.kind != Lifetime::kPermanent)
-      throw UsageError(
-          fmt::format("rule '{}': a weight is faulted once and kept; lifetime must be permanent", read.name));
-    rules_.push_back(std::move(entry));
+  for (Rule& rule : rules) add_rule(std::move(rule), nullptr);
+  const std::size_t written = rules_.size();
+  for (std::size_t i = 0; i < written; ++i) {
+    const PlanRule& first = *rules_[i];
+    if (!first.rule.reevaluate) continue;
+    if (i + 1 == written)
+      throw UsageError(fmt::format("rule '{}': reevaluate passes again after the rules behind it, and there is none",
+                                   first.rule.name));
+    Rule again = first.rule;
+    again.name += " (again)";
+    again.reevaluate = false;
+    add_rule(std::move(again), &first);
   }
+  if (rules_.size() > kMaxRules)
+    throw UsageError(fmt::format("a plan has at most {} rules; got {}", kMaxRules, rules_.size()));
+}
+
+void Plan::add_rule(Rule rule, const PlanRule* repeats) {
+  auto entry = std::make_unique<PlanRule>();
+  entry->phases = read_phases(rule.phases, settings_.phases);
+  entry->index = static_cast<uint32_t>(rules_.size());
+  entry->rule = std::move(rule);
+  entry->repeats = repeats;
+  check_plan_rule(*entry);
+  rules_.push_back(std::move(entry));
 }
 
 Plan::~Plan() = default;
@@ -204,26 +155,6 @@ void begin_part(Plan& plan, int64_t part) {
   plan.begin_step(plan.step());  // rewrites the control rows
 }
 
-std::string Plan::why_unreached(const PlanRule& rule, const Location& location, Surface surface) const {
-  if (!rule.phases.test(static_cast<std::size_t>(location.phase)))
-    return fmt::format("phase {} is off", phase_name(location.phase));
-  if (surface == Surface::kInput && location.phase == Phase::kActorBackward)
-    return "inputs are faulted going forward; backward uses the saved ones";
-  const Selector& where = *rule.rule.where;
-  const Place& place = place_of(location.place);
-  if (!where.layers.empty() && location.place == kNowhere) return "its layer is not known";
-  if (!rule_means_layer(where, place)) return "not one of the rule's layers";
-  for (const std::string& text : where.except) {
-    if (is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place))
-      return "excepted by the rule";
-  }
-  if (place.role == "router" && where.module_pattern != "router")
-    return "a router is faulted only by a rule that names it (module: router)";
-  if (place.role == "lora" && where.module_pattern != "lora")
-    return "an adapter is faulted only by a rule that names it (module: lora)";
-  return "";
-}
-
 Plan::Table& Plan::table_of(const at::Device& device) {
   for (auto& table : tables_) {
     if (table->device == device) return *table;
@@ -252,6 +183,7 @@ Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_na
     if (made->unreached.empty() && !can_fault(x))
       made->unreached = fmt::format("cannot fault {} {} tensors on {}", c10::str(x.layout()),
                                     c10::toString(x.scalar_type()), x.device().str());
+    if (rule.repeats != nullptr) made->first = by_key_.at(row_key(rule.repeats->index, target, location, surface, x));
     entry = made.get();
     rows_.push_back(std::move(made));
   }
@@ -269,6 +201,8 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
     make_row(row, x);
   }
   CallTensors tensors{row.control, row.ledger, {}, {}};
+  if (rule.reevaluate) tensors.reference = &(references()[&row] = at::Tensor());
+  if (row.first != nullptr) tensors.reference = &references()[row.first];
   if (rule.what.kind == FaultKind::kStale) {
     const bool repeats = row.previous.defined() && row.previous.sizes() == x.sizes();
     const at::Tensor now = x.contiguous();
@@ -278,6 +212,7 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
     tensors.replacement = replacement.contiguous();
   }
   apply_(x, rule, row.keys, Control{}, tensors);
+  if (row.first != nullptr) references().erase(row.first);
   row.calls.fetch_add(1, std::memory_order_relaxed);
   if (is_capturing(x)) row.captured.fetch_add(1, std::memory_order_relaxed);
   if (row.strengths.empty() || row.strengths.back() != row.strength) row.strengths.push_back(row.strength);
@@ -307,7 +242,7 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
   const std::string& path = place_of(row.place).path;
   row.keys =
       make_keys({settings_.seed, fmt::format("{}:{}", path, family.empty() ? std::string_view(row.target) : family), 0},
-                rule.name);
+                row.rule->repeats != nullptr ? row.rule->repeats->rule.name : rule.name);
   row.dtype = dtype_of(x);
   row.first_shape = x.sizes().vec();
   row.first_step = step_;

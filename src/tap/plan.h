@@ -9,7 +9,6 @@
 
 #include <array>
 #include <atomic>
-#include <bitset>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -21,28 +20,17 @@
 
 #include "numeric/evidence.h"
 #include "numeric/lower.h"
-#include "numeric/rule.h"
 #include "site/boundary.h"
+#include "tap/plan_rule.h"
 #include "tap/routed.h"
 
 namespace faultline {
-
-using PhaseSet = std::bitset<kPhases>;
-// `phases:` of a rule, or of the recipe where the rule says nothing, or the default: rollout, actor forward and
-// backward, eval and diagnose. A recomputation is faulted where the actor's forward is.
-PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases);
 
 struct PlanSettings {
   uint64_t seed = 0;
   Node phases;              // the recipe's, or null
   int64_t total_steps = 1;  // for schedules
   int64_t layer_count = 0;  // for per-layer schedules; 0: not known
-};
-
-struct PlanRule {
-  Rule rule;
-  PhaseSet phases;
-  uint32_t index = 0;
 };
 
 // What a row has been asked to do, host side. Rows that no rule may act on keep the reason, for the coverage report.
@@ -61,6 +49,7 @@ struct Row {
   std::atomic<int64_t> calls{0};     // issued by the host; replays of a captured graph are not among them
   std::atomic<int64_t> uses{0};      // of a weight's faulted copy
   std::atomic<int64_t> captured{0};  // of these, calls that were recorded into a CUDA graph and did not run then
+  const Row* first = nullptr;        // of a second pass: the row of the first at the same site
   at::Tensor previous;               // stale: what the site gave at its last call, before the fault
   double strength = 0;               // at this step
   std::vector<double> strengths;     // in force while the ledger was filled
@@ -88,8 +77,6 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // against it.
   Row& row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
            Surface surface, const at::Tensor& x, const std::string& why_not = "");
-  // Why a rule does not act there; "": it does.
-  std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface) const;
   // Lets the row's rule act on x, in place, below autograd. replacement: like x, for kinds that replace a computation.
   void act(Row& row, const at::Tensor& x, const at::Tensor& replacement = {});
 
@@ -120,6 +107,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   Control start_step(Row& row) const;  // the row's control at the start of the step; its strength
   void write_controls(Table& table);
   void make_row(Row& row, const at::Tensor& x);
+  void add_rule(Rule rule, const PlanRule* repeats);
 
   std::vector<std::unique_ptr<PlanRule>> rules_;
   PlanSettings settings_;
@@ -143,9 +131,5 @@ class Plan : public std::enable_shared_from_this<Plan> {
 std::shared_ptr<Plan> active_plan();
 
 bool can_fault(const at::Tensor& tensor);  // a dense tensor of a dtype that faults act on
-
-// Whether `where.module` or `where.layer`, `except` mean this place.
-bool rule_means_module(const Selector& where, const Place& place);
-bool rule_means_layer(const Selector& where, const Place& place);
 
 }  // namespace faultline

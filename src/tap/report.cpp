@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tap/counts.h"
+#include "tap/prediction.h"
 #include "tap/substitution.h"
 
 namespace faultline {
@@ -57,6 +58,7 @@ Verdict judge(Plan& plan, const Censuses& censuses) {
       complaints.push_back(fmt::format("rule '{}' never fired: {}", rule->rule.name, why_never(plan, *rule)));
       continue;
     }
+    if (rule->repeats != nullptr && sum.changed == 0) continue;  // the rules between left nothing for a second pass
     for (const std::string& reason : missing_evidence(rule->rule, example->dtype, sum)) complaints.push_back(reason);
   }
   for (const auto& [row, n] : verdict.evidence) {

@@ -1,0 +1,107 @@
+// apply_ on a GPU: everything is queued on the current stream; nothing waits. Compiled where there are CUDA kernels.
+#ifdef FAULTLINE_WITH_CUDA
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <map>
+#include <mutex>
+
+#include "numeric/apply_device.h"
+#include "numeric/cuda/kernels.h"
+#include "numeric/current_stream.h"
+
+namespace faultline {
+namespace {
+
+// Profiles travel to a device once; the copy lives as long as the process.
+const ProfileTable* device_profile(const std::shared_ptr<const ProfileTable>& profile, const at::Device& device) {
+  if (!profile) return nullptr;
+  static std::mutex mutex;
+  static std::map<std::pair<const ProfileTable*, int>, std::pair<std::shared_ptr<const ProfileTable>, at::Tensor>>
+      copies;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto& entry = copies[{profile.get(), device.index()}];
+  if (!entry.first) {
+    const at::Tensor bytes = at::from_blob(const_cast<ProfileTable*>(profile.get()),
+                                           {static_cast<int64_t>(sizeof(ProfileTable))}, at::kByte);
+    entry = {profile, bytes.to(device)};
+  }
+  return reinterpret_cast<const ProfileTable*>(entry.second.const_data_ptr<uint8_t>());
+}
+
+at::Tensor cuda_reference(const FaultArguments& a, const at::Tensor& x, void* stream) {
+  const ReferenceArguments r{a.dtype, a.reference_kind, a.elements, a.columns};
+  const int64_t count = a.axis == Axis::kToken ? a.elements / a.columns : a.axis == Axis::kChannel ? a.columns : 1;
+  at::Tensor reference = at::empty({count}, x.options().dtype(at::kFloat));
+  const int64_t size = cuda::reference_scratch(r, a.axis);
+  at::Tensor scratch = a.axis == Axis::kTensor ? at::zeros({size}, x.options().dtype(at::kDouble))
+                                               : at::empty({size}, x.options().dtype(at::kDouble));
+  cuda::reference(r, a.axis, x.const_data_ptr(), scratch.mutable_data_ptr<double>(),
+                  reference.mutable_data_ptr<float>(), stream);
+  return reference;
+}
+
+at::Tensor cuda_ranges(const QuantizeArguments& q, const at::Tensor& x, void* stream) {
+  const bool tensor = q.format.kind == FormatKind::kNvfp4 || q.format.granularity == Granularity::kTensor;
+  const Granularity granularity = tensor ? Granularity::kTensor : q.format.granularity;
+  const int64_t tiles = ((q.rows + kFormatTile - 1) / kFormatTile) * ((q.columns + kFormatTile - 1) / kFormatTile);
+  const int64_t units = tensor ? 1 : granularity == Granularity::kRow ? q.rows : tiles;
+  at::Tensor ranges =
+      at::zeros({units, static_cast<int64_t>(sizeof(UnitRange) / sizeof(float))}, x.options().dtype(at::kFloat));
+  cuda::unit_ranges(q.dtype, granularity, q.format.kind == FormatKind::kNvfp4, x.const_data_ptr(), q.rows, q.columns,
+                    reinterpret_cast<UnitRange*>(ranges.mutable_data_ptr<float>()), stream);
+  return ranges;
+}
+
+void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&, const cuda::Evidence& evidence,
+         void* stream) {
+  at::Tensor ranges;
+  if (needs_ranges(q.format) && x.numel() > 0) {
+    ranges = cuda_ranges(q, x, stream);
+    q.ranges = reinterpret_cast<const UnitRange*>(ranges.const_data_ptr<float>());
+  }
+  cuda::quantize(q, traversal_of(q, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
+}
+
+void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
+         const cuda::Evidence& evidence, void* stream) {
+  at::Tensor reference, source;
+  if (a.reference_kind != Reference::kNone && a.elements > 0) {
+    if (tensors.reference != nullptr) reference = *tensors.reference;
+    if (!reference.defined()) reference = cuda_reference(a, x, stream);
+    if (tensors.reference != nullptr) *tensors.reference = reference;
+    a.reference = reference.const_data_ptr<float>();
+  }
+  if (a.kind == FaultKind::kSwap) {
+    source = x.clone();
+    a.source = source.const_data_ptr();
+  }
+  if (is_replacement(a.kind)) a.source = tensors.replacement->const_data_ptr();
+  a.profile = device_profile(rule.what.profile, x.device());
+  a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
+  cuda::fault(a, traversal_of(a, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
+}
+
+template <class Arguments>
+void apply(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
+  const c10::DeviceGuard guard(x.device());
+  cuda::Evidence evidence;
+  if (tensors.control) evidence.control = reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>());
+  if (tensors.ledger) evidence.ledger = ledger_words(*tensors.ledger);
+  run(x, rule, arguments, tensors, evidence, current_stream(x.device()));
+}
+}  // namespace
+
+void apply_on_cuda(const at::Tensor& x, const Rule& rule, const FaultArguments& arguments, const CallTensors& tensors) {
+  apply(x, rule, arguments, tensors);
+}
+
+void apply_on_cuda(const at::Tensor& x, const Rule& rule, const QuantizeArguments& arguments,
+                   const CallTensors& tensors) {
+  apply(x, rule, arguments, tensors);
+}
+
+}  // namespace faultline
+#endif

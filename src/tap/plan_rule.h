@@ -1,0 +1,32 @@
+// A rule inside a plan: in which phases it acts, what a plan refuses of it, and which places it means.
+#pragma once
+
+#include <bitset>
+#include <string>
+
+#include "numeric/rule.h"
+#include "site/boundary.h"
+
+namespace faultline {
+
+using PhaseSet = std::bitset<kPhases>;
+// `phases:` of a rule, or of the recipe where the rule says nothing, or the default: rollout, actor forward and
+// backward, eval and diagnose. A recomputation is faulted where the actor's forward is.
+PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases);
+
+struct PlanRule {
+  Rule rule;
+  PhaseSet phases;
+  uint32_t index = 0;
+  const PlanRule* repeats = nullptr;  // reevaluate: the dead zone whose second pass this is
+};
+
+void check_plan_rule(const PlanRule& rule);  // throws UsageError where a plan cannot do what it says
+
+// Whether `where.module` or `where.layer`, `except` mean this place.
+bool rule_means_module(const Selector& where, const Place& place);
+bool rule_means_layer(const Selector& where, const Place& place);
+// Why a rule does not act there; "": it does.
+std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface);
+
+}  // namespace faultline

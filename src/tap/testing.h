@@ -1,0 +1,40 @@
+// What the tests of the taps share: plans from short forms, armed for a scope.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tap/operator_tap.h"
+
+namespace faultline {
+
+inline Rule rule(const std::string& text) { return parse_rule(text, RuleUse::kInPlan); }
+
+inline std::shared_ptr<Plan> make_plan(const std::vector<std::string>& texts, uint64_t seed = 1) {
+  std::vector<Rule> rules;
+  for (const std::string& text : texts) rules.push_back(rule(text));
+  for (std::size_t i = 0; i < rules.size(); ++i) rules[i].name += std::to_string(i);
+  PlanSettings settings;
+  settings.seed = seed;
+  return std::make_shared<Plan>(std::move(rules), settings);
+}
+
+class Armed {
+ public:
+  explicit Armed(std::shared_ptr<Plan> plan) : plan_(std::move(plan)) { arm(plan_); }
+  ~Armed() { disarm(); }
+  Plan* operator->() const { return plan_.get(); }
+  Plan& operator*() const { return *plan_; }
+
+ private:
+  std::shared_ptr<Plan> plan_;
+};
+
+inline const std::string kNoise = "relative_gaussian(strength=0.05) @ operator=matmul";
+
+inline at::Tensor noise_like(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) {
+  at::Generator generator = at::detail::createCPUGenerator(11);
+  return at::randn(sizes, generator, at::kFloat).to(type);
+}
+
+}  // namespace faultline
