@@ -78,6 +78,7 @@ MUTATIONS = [
     Mutation("fault the input in place", "src/tap/boundary.cpp", "at::Tensor y = x.clone();\n    plan->act", "at::Tensor y = x;\n    plan->act", "tap_test"),
     Mutation("every nested call acts", "src/tap/operator_tap.cpp", "const ActingGuard guard(named);\n      original", "const ActingGuard guard(0);\n      original", "tap_test"),
     Mutation("ignore the rule's layers", "src/tap/plan_rule.cpp", 'if (!rule_means_layer(where, place)) return "not one of the rule\'s layers";', "", "tap_test"),
+    Mutation("reevaluate: the second pass measures anew", "src/tap/plan.cpp", "if (row.first != nullptr) tensors.reference = &references()[row.first];", "", "tap_test", "Reevaluate*"),
     Mutation("ignore the phases", "src/tap/plan_rule.cpp", "if (!rule.phases.test(static_cast<std::size_t>(location.phase)))", "if (false)", "tap_test"),
     Mutation("drop the never-fired check", "src/tap/report.cpp", "if (example == nullptr || sum.calls == 0) {", "if (example != nullptr && sum.calls == 0) {", "tap_test"),
     Mutation("drop the count check", "src/tap/counts.cpp", "if (all_counted != all_expected) {", "if (false) {", "tap_test"),
