@@ -172,7 +172,7 @@ def arguments():
     parser.add_argument("--format-check", default=None, metavar="FILES", help="space separated")
     parser.add_argument("--tidy", default=None, metavar="FILES", help="space separated")
     parser.add_argument("--cpp-only", action="store_true", help="GoogleTest executables alone")
-    parser.add_argument("--only", default="", metavar="TEXT", help="suites whose name contains TEXT")
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="suites whose name holds this regular expression; may be repeated")
     return parser.parse_args()
 
 
@@ -218,7 +218,7 @@ def main():
         environment["FAULTLINE_LIBRARY"] = str(options.build / "libfaultline.so")
     totals = [0, 0, 0]
     for name, function in suites(options, environment):
-        if options.only not in name:
+        if options.only and not any(re.search(pattern, name) for pattern in options.only):
             continue
         start = time.monotonic()
         suite = function()

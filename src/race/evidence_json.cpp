@@ -82,8 +82,8 @@ Json evidence_to_json(const RankEvidence& e) {
                {"interrupted", e.interrupted},
                {"canary", {e.canary.ran, e.canary.detected, e.canary.attributed}},
                {"reference", reference},
-               {"step_seconds", e.step_seconds},
-               {"step_seconds_plain", e.step_seconds_plain},
+               {"step_seconds", e.step_seconds.to_json()},
+               {"step_seconds_plain", e.step_seconds_plain.to_json()},
                {"collectives", e.collectives},
                {"collective_bytes", e.collective_bytes}});
   return json;
@@ -97,8 +97,8 @@ RankEvidence evidence_from_json(const Json& json, const std::string& origin) {
     e.canary = {json.at("canary").at(0), json.at("canary").at(1), json.at("canary").at(2)};
     for (const Json& row : json.at("reference"))
       e.reference.set(by_name(key_name, row.at("key"), kKeys), row.at("layer"), from_hex(row.at("digest")));
-    e.step_seconds = json.at("step_seconds").get<std::vector<double>>();
-    e.step_seconds_plain = json.at("step_seconds_plain").get<std::vector<double>>();
+    e.step_seconds = StepTimes::from_json(json.at("step_seconds"));
+    e.step_seconds_plain = StepTimes::from_json(json.at("step_seconds_plain"));
     e.collectives = json.at("collectives"), e.collective_bytes = json.at("collective_bytes");
     e.findings.mismatches = bounded_from(json.at("mismatches"), mismatch_from);
     e.findings.deviations = bounded_from(json.at("deviations"), deviation_from);

@@ -73,11 +73,12 @@ Overhead digest_overhead(const RunResult& result) {
   std::vector<double> relative, drift;
   for (const RankEvidence& e : result.evidence) {
     if (e.rank != 0) continue;
-    const std::vector<double>& plain = e.step_seconds_plain;
-    const size_t pairs = std::min(e.step_seconds.size(), plain.size());
-    for (size_t i = 0; i < pairs; ++i) relative.push_back(e.step_seconds[i] / plain[i] - 1);
+    const size_t stride = std::max(e.step_seconds.stride(), e.step_seconds_plain.stride());
+    const std::vector<double> with = e.step_seconds.sample_at(stride), plain = e.step_seconds_plain.sample_at(stride);
+    const size_t pairs = std::min(with.size(), plain.size());
+    for (size_t i = 0; i < pairs; ++i) relative.push_back(with[i] / plain[i] - 1);
     for (size_t i = 0; i + 1 < pairs; i += 2) drift.push_back(plain[i] / plain[i + 1] - 1);
-    overhead.with = median(e.step_seconds), overhead.without = median(plain);
+    overhead.with = median(with), overhead.without = median(plain);
   }
   if (drift.size() < 2)
     throw UsageError(fmt::format("the run ended before {} verified iterations: too few to tell the cost of digests",

@@ -40,6 +40,7 @@ BeatPublisher::BeatPublisher(c10::intrusive_ptr<c10d::Store> store, int rank, co
 BeatPublisher::~BeatPublisher() {
   stop_ = true;
   thread_.join();
+  if (stuck_thread_.joinable()) stuck_thread_.join();
 }
 
 void BeatPublisher::publish_until_stopped() {
@@ -55,7 +56,7 @@ void BeatPublisher::publish_until_stopped() {
       return;  // the store is gone, and with it whoever would read this
     }
     if (stuck_ && std::chrono::duration<double>(Clock::now() - since).count() > limit_) {
-      std::thread(std::exchange(stuck_, nullptr)).detach();  // while others still see this process alive
+      stuck_thread_ = std::thread(std::exchange(stuck_, nullptr));  // while others still see this process alive
     }
     std::this_thread::sleep_for(kPeriod);
   }

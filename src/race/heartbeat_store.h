@@ -27,9 +27,13 @@ struct PublishedBeat {
 
 class BeatPublisher {
  public:
-  // `stuck` is called once, from a thread of its own, when nothing has moved for `limit` seconds; it ends the process.
+  // `stuck` is called once, from a thread of its own, when nothing has moved for `limit` seconds: it ends the process,
+  // or returns because the rank moves after all. The destructor waits for it, so it may use what outlives the
+  // publisher.
   BeatPublisher(c10::intrusive_ptr<c10d::Store> store, int rank, const Heartbeat& heartbeat, double limit,
                 std::function<void()> stuck);
+  BeatPublisher(const BeatPublisher&) = delete;
+  BeatPublisher& operator=(const BeatPublisher&) = delete;
   ~BeatPublisher();
 
  private:
@@ -41,6 +45,7 @@ class BeatPublisher {
   double limit_;
   std::function<void()> stuck_;
   std::atomic<bool> stop_{false};
+  std::thread stuck_thread_;  // belongs to thread_ until that has ended
   std::thread thread_;
 };
 

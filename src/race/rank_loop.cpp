@@ -57,7 +57,7 @@ class RankLoop::Impl {
   }
 
   void run(RankEvidence& evidence) {
-    evidence.rank = options_.rank;
+    change([&] { evidence.rank = options_.rank; });
     if (config_.canary) run_canary(evidence);
     for (int64_t i = -config_.warmup_iterations; i < 0; ++i) {
       step_.run(i, {.verify = false, .digests = false});
@@ -66,14 +66,16 @@ class RankLoop::Impl {
     for (int64_t i = 0; i < config_.verify_iterations; ++i) {
       const bool digests = config_.digests() && (!options_.alternate_digests || i % 2 == 0);
       const bool stop = verify(i, digests, evidence.findings);
-      (digests ? evidence.step_seconds : evidence.step_seconds_plain).push_back(step_.device_seconds());
-      ++evidence.iterations;
+      change([&] {
+        (digests ? evidence.step_seconds : evidence.step_seconds_plain).add(step_.device_seconds());
+        ++evidence.iterations;
+      });
       const bool last = i + 1 == config_.verify_iterations;
       if (options_.progress && (last || (i + 1) % config_.log_interval == 0))
         options_.progress(i + 1, config_.verify_iterations);
       if (interrupted_) return finish(evidence, true);
       if (stop) {
-        evidence.stopped = true;
+        change([&] { evidence.stopped = true; });
         break;
       }
     }
@@ -81,11 +83,21 @@ class RankLoop::Impl {
   }
 
  private:
+  // Everything that writes into the evidence does it here, and waits for nobody there.
+  template <class Body>
+  void change(const Body& body) {
+    std::unique_lock<std::mutex> lock;
+    if (options_.evidence_mutex != nullptr) lock = std::unique_lock<std::mutex>(*options_.evidence_mutex);
+    body();
+  }
+
   void finish(RankEvidence& evidence, bool interrupted) {
-    evidence.interrupted = interrupted;
-    evidence.reference = reference_;
-    evidence.collectives = step_.collectives();
-    evidence.collective_bytes = step_.collective_bytes();
+    change([&] {
+      evidence.interrupted = interrupted;
+      evidence.reference = reference_;
+      evidence.collectives = step_.collectives();
+      evidence.collective_bytes = step_.collective_bytes();
+    });
   }
 
   bool wants_to_stop() const { return options_.interrupted != nullptr && *options_.interrupted; }
@@ -118,12 +130,14 @@ class RankLoop::Impl {
       ranks.push_back(unpack(words.data(), config_.layers(), options_.ranks));
     const std::vector<Deviation> deviations = judge(config_, ranks, reference_);
     const std::vector<Event> events = attribute(config_, ranks, deviations);
-    for (const Deviation& deviation : deviations)
-      if (deviation.rank == options_.rank) findings.deviations.add({iteration, deviation});
-    for (const Event& event : events)
-      if (event.rank == options_.rank) findings.events.add({iteration, event});
-    for (Mismatch& mismatch : step_.take_mismatches()) findings.mismatches.add(std::move(mismatch));
-    note_slow(iteration, findings);
+    change([&] {
+      for (const Deviation& deviation : deviations)
+        if (deviation.rank == options_.rank) findings.deviations.add({iteration, deviation});
+      for (const Event& event : events)
+        if (event.rank == options_.rank) findings.events.add({iteration, event});
+      for (Mismatch& mismatch : step_.take_mismatches()) findings.mismatches.add(std::move(mismatch));
+      note_slow(iteration, findings);
+    });
     interrupted_ = std::any_of(ranks.begin(), ranks.end(), [](const RankRecord& r) { return r.stop; });
     // Every rank judged the same table, so every rank decides alike.
     const bool found = !events.empty() || !deviations.empty() || any_check_failed(ranks);
@@ -155,16 +169,14 @@ class RankLoop::Impl {
     (void)verify(kCanaryIteration, config_.digests(), findings);
     reference_ = before;
     step_.remove_hook(&injector);
-    Canary& canary = evidence.canary;
-    canary.ran = true;
     const bool mine = *fault.rank == options_.rank;
     const Cause wanted = fault.target == Place::kCommOutput ? Cause::kCollective : Cause::kCompute;
-    canary.detected = findings.corrupted() == mine;
-    canary.attributed =
+    const bool attributed =
         mine
             ? std::any_of(findings.events.items().begin(), findings.events.items().end(),
                           [&](const TimedEvent& e) { return e.event.cause == wanted && e.event.layer == *fault.layer; })
             : findings.events.count() == 0;
+    change([&] { evidence.canary = {true, findings.corrupted() == mine, attributed}; });
   }
 
   Config config_;

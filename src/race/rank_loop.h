@@ -9,12 +9,14 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "race/config.h"
 #include "race/finding.h"
 #include "race/hooks.h"
+#include "race/step_times.h"
 
 namespace c10d {
 class Backend;
@@ -41,6 +43,7 @@ struct RankOptions {
   at::Device device = at::kCPU;
   std::vector<Hook*> hooks;
   Heartbeat* heartbeat = nullptr;
+  std::mutex* evidence_mutex = nullptr;  // held while the evidence changes, for who reads it from another thread
   const std::atomic<bool>* interrupted = nullptr;             // ^C: all ranks end after the iteration
   std::function<void(int64_t done, int64_t total)> progress;  // every log_interval verified iterations, rank 0
   bool alternate_digests = false;  // digests in every second iteration, to measure their cost
@@ -59,8 +62,7 @@ struct RankEvidence {
   int64_t iterations = 0;  // verified
   bool stopped = false;    // at a corruption, by agreement
   bool interrupted = false;
-  std::vector<double> step_seconds,
-      step_seconds_plain;  // device time of verified iterations; the latter without digests
+  StepTimes step_seconds, step_seconds_plain;  // device time of verified iterations; the latter without digests
   int64_t collectives = 0;
   int64_t collective_bytes = 0;  // received
 };

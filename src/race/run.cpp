@@ -7,27 +7,8 @@
 #include <array>
 #include <set>
 
-#include "base/stats.h"
-
 namespace faultline::race {
 namespace {
-
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-Json step_times(const std::vector<double>& seconds) {
-  if (seconds.empty()) return nullptr;
-  std::vector<double> sorted = seconds;
-  std::sort(sorted.begin(), sorted.end());
-  return {{"count", sorted.size()},
-          {"median", median_of(sorted)},
-          {"mean", mean_of(sorted)},
-          {"min", sorted.front()},
-          {"max", sorted.back()}};
-}
 
 Json json_of(const RankEvidence& e) {
   Json json = to_json(e.findings);
@@ -35,8 +16,8 @@ Json json_of(const RankEvidence& e) {
   json["iterations"] = e.iterations;
   json["stopped"] = e.stopped;
   json["canary"] = {{"ran", e.canary.ran}, {"detected", e.canary.detected}, {"attributed", e.canary.attributed}};
-  json["step_seconds"] = step_times(e.step_seconds);
-  if (!e.step_seconds_plain.empty()) json["step_seconds_without_digests"] = step_times(e.step_seconds_plain);
+  json["step_seconds"] = e.step_seconds.summary();
+  if (!e.step_seconds_plain.empty()) json["step_seconds_without_digests"] = e.step_seconds_plain.summary();
   json["collectives"] = e.collectives;
   json["collective_bytes"] = e.collective_bytes;
   return json;

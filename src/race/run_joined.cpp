@@ -79,7 +79,7 @@ class JoinedRank {
     } catch (const std::exception& error) {
       failure_ = blame(error.what());
     }
-    publish(failure_);
+    give_last_word();
     publisher_.reset();
     if (failure_ && !options_.device.is_cpu()) leave_behind();
     RunResult result = m_.rank == 0 && folder_.empty() ? merge() : own_result();
@@ -114,6 +114,7 @@ class JoinedRank {
     options.device = options_.device;
     options.hooks = {&injector_};
     options.heartbeat = &heartbeat_;
+    options.evidence_mutex = &evidence_mutex_;
     options.interrupted = options_.interrupted;
     options.alternate_digests = options_.alternate_digests;
     options.reference = options_.reference;
@@ -145,19 +146,33 @@ class JoinedRank {
     left_behind_ = true;
   }
 
-  // Called from a thread of its own: the main thread is somewhere it will not come back from. Gloo's calls come back by
-  // themselves, so on a CPU it is this rank's own doing; a GPU may wait for a peer.
-  [[noreturn]] void stuck() {
+  // Called from a thread of its own: the main thread is somewhere it will hardly come back from. Gloo's calls come back
+  // by themselves, so on a CPU it is this rank's own doing; a GPU may wait for a peer.
+  //
+  // Note [The last word]: a rank that was only slow may come back at this very moment. Whoever locks last_word_ first
+  // speaks for the rank. The main thread unlocks it, and then nothing is left to say here; this thread keeps it, and
+  // the main thread waits there for the process to end.
+  void stuck() {
     const std::string sentence = fmt::format("stopped moving in {}", heartbeat_.text());
     RankFailure failure = options_.device.is_cpu() ? RankFailure{m_.rank, {}, true, sentence} : blame(sentence);
     failure.hang = true;
     if (failure.blamed.empty()) failure.blamed = {m_.rank};
+    last_word_.lock();
+    if (last_word_given_) return last_word_.unlock();
     publish(failure);
     std::_Exit(static_cast<int>(ExitCode::kRuntime));
   }
 
+  void give_last_word() {
+    const std::lock_guard<std::mutex> lock(last_word_);
+    publish(failure_);
+    last_word_given_ = true;
+  }
+
   void publish(const std::optional<RankFailure>& failure) {
+    std::unique_lock<std::mutex> lock(evidence_mutex_);
     Json json = {{"evidence", evidence_to_json(evidence_)}};
+    lock.unlock();
     if (failure)
       json["failure"] = {{"blamed", failure->blamed}, {"hang", failure->hang}, {"sentence", failure->sentence}};
     const std::string text = to_json_text(json);
@@ -218,7 +233,10 @@ class JoinedRank {
   Injector injector_;
   Heartbeat heartbeat_;
   RankEvidence evidence_;
+  std::mutex evidence_mutex_;
   std::optional<RankFailure> failure_;
+  std::mutex last_word_;
+  bool last_word_given_ = false;
   bool left_behind_ = false;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> data_;

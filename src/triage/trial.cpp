@@ -47,7 +47,10 @@ pid_t start(const std::filesystem::path& program, const std::filesystem::path& f
   const char* const arguments[] = {name.c_str(), "race", "--trial", where.c_str(), nullptr};
   const pid_t parent = ::getpid(), id = ::fork();
   if (id < 0) throw RuntimeFailure(fmt::format("cannot start a trial: {}", std::strerror(errno)));
-  if (id != 0) return id;
+  if (id != 0) {
+    ::setpgid(id, id);  // also here: whoever ends the group at once finds one
+    return id;
+  }
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG,
           SIGKILL);  // a killed runner leaves no trial behind that would be run a second time beside it
