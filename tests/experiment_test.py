@@ -190,6 +190,39 @@ def test_trials_of_two_machines_are_merged_once_each(recipe, tmp_path):
     assert refused.returncode == 64 and "other weights" in refused.stderr, refused.stderr
 
 
+def rewrite(record, change):
+    """Of every stored trial's curves."""
+    with sqlite3.connect(pathlib.Path(record) / "campaign.sqlite") as store:
+        for number, text in store.execute("SELECT id, outcome FROM trial").fetchall():
+            outcome = json.loads(text)
+            change(outcome["curves"])
+            store.execute("UPDATE trial SET outcome = ? WHERE id = ?", (json.dumps(outcome), number))
+
+
+def test_arms_of_a_seed_that_began_with_other_weights_are_not_put_together(recipe, tmp_path):
+    sft = "++train.sft={steps: 2, prompts: 4, lr: 1.0e-3}"
+    here = succeeded(run(recipe, tmp_path / "here", sft, "--arms", "clean", "--seeds", "0"))["record"]
+    there = succeeded(run(recipe, tmp_path / "there", sft, "--arms", "noisy", "--seeds", "0"))["record"]
+    digest = trials(here)["clean", 0][1]["curves"]["start_weights"]
+    assert trials(there)["noisy", 0][1]["curves"]["start_weights"] == digest, "one kind of machine, the same bits"
+    other = "0" * len(digest)
+    rewrite(there, lambda curves: curves.update(start_weights=other))  # as on other hardware
+    refused = run(recipe, tmp_path / "here", sft, "--merge", there)
+    assert refused.returncode == 64 and "arm 'noisy' began seed 0 with other weights than arm 'clean'" in refused.stderr, refused.stderr
+    assert digest[:16] in refused.stderr and set(trials(here)) == {("clean", 0)}, "nothing was taken"
+    rewrite(there, lambda curves: curves.pop("start_weights"))
+    refused = run(recipe, tmp_path / "here", sft, "--merge", there)
+    assert refused.returncode == 64 and "does not say which weights it began with" in refused.stderr, refused.stderr
+    # The same folder on another machine, which has to train the supervised steps anew.
+    rewrite(here, lambda curves: curves.update(start_weights=other))
+    refused = run(recipe, tmp_path / "here", sft, "--arms", "noisy", "--seeds", "0")
+    assert refused.returncode == 64 and "arm 'noisy' began seed 0 with other weights" in refused.stderr, refused.stderr
+    assert succeeded(run(recipe, tmp_path / "here", sft, "--seeds", "1"))["left"] == 0, "other seeds are other pairs"
+    rewrite(here, lambda curves: curves.update(start_weights=digest) if curves["start_weights"] == other else None)
+    rewrite(there, lambda curves: curves.update(start_weights=digest))
+    assert succeeded(run(recipe, tmp_path / "here", sft, "--merge", there))["merged"] == 1
+
+
 def children(pid):
     found = []
     for entry in pathlib.Path("/proc").iterdir():

@@ -4,8 +4,10 @@ experiments as tasks on a cluster of two machines. Everything on this machine, o
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -26,10 +28,14 @@ NODE = dict(num_cpus=1, object_store_memory=STORE, include_dashboard=False, node
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Two machines of one processor each."""
-    two = cluster_utils.Cluster(initialize_head=True, head_node_args=NODE)
-    two.add_node(**{key: value for key, value in NODE.items() if key != "include_dashboard"})
+def cluster(tmp_path_factory):
+    """Two machines of one processor each; .tasks: where their workers keep temporary files."""
+    tasks = tmp_path_factory.mktemp("tasks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tasks))
+        two = cluster_utils.Cluster(initialize_head=True, head_node_args=NODE)
+        two.add_node(**{key: value for key, value in NODE.items() if key != "include_dashboard"})
+    two.tasks = tasks
     yield two
     ray.shutdown()
     two.shutdown()
@@ -225,6 +231,24 @@ def test_a_campaign_on_two_machines_is_the_campaign_of_one_and_goes_on_where_it_
     assert refused.returncode == 64 and "--jobs counts processes of this machine" in refused.stderr
 
 
+def test_a_machine_with_other_weights_under_the_same_name_refuses(cluster, tmp_path):
+    """As if the machines of the cluster had another model there: it is exchanged when the driver has read its own."""
+    import tiny_folder
+
+    model, other = tmp_path / "model", tmp_path / "other"
+    tiny_folder.make(model, layers=2)
+    tiny_folder.make(other, layers=2, seed=7)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncp {other}/model.safetensors {model}/model.safetensors\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    recipe_path = write(tmp_path, "campaign.yaml", f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {tmp_path / 'store.sqlite'}}}\n")
+    done = on(cluster, "run", recipe_path, "--quiet", "--executor", "ray", FAULTLINE_PYTHON=str(python))
+    assert done.returncode == 2 and f"{os.uname().nodename}: model '{model}' has other weights there than where the campaign was started" in done.stderr, done.stderr
+    assert "11 trials could not be run" in done.stderr, "not one of them was counted"
+    again = on(cluster, "run", recipe_path, "--quiet", "--json", "--executor", "ray")  # now both have the other model
+    assert again.returncode == 0, again.stderr
+
+
 EXPERIMENT = """
 seed: 1
 phases: {eval: both}
@@ -251,6 +275,13 @@ def stored(record):
     return {(cell, index): (status, outcome["results"], outcome["curves"]["reward"], evidence) for cell, index, status, outcome, evidence in outcomes}
 
 
+def runs_of(record):
+    import sqlite3
+
+    with sqlite3.connect(record / "campaign.sqlite") as store:
+        return [(status, json.loads(outcome)["run"]) for status, outcome in store.execute("SELECT status, outcome FROM trial")]
+
+
 def test_an_experiment_on_two_machines_is_the_experiment_of_one_and_goes_on_where_it_was(cluster, tmp_path):
     recipe_path = write(tmp_path, "small.yaml", EXPERIMENT)
     common = ("run", recipe_path, "--scale", "tiny", "--json", "--quiet", "--out")
@@ -262,8 +293,30 @@ def test_an_experiment_on_two_machines_is_the_experiment_of_one_and_goes_on_wher
     whole = on(cluster, *common, tmp_path / "there", "--executor", "ray")
     assert whole.returncode == 0, whole.stderr
     result = json.loads(whole.stdout)
+    with_runs = pathlib.Path(result["record"])
+    for status, run in runs_of(with_runs):
+        assert status == "pass" and (with_runs / "trials" / run / "manifest.json").exists(), run
+        events = [json.loads(line) for line in (with_runs / "trials" / run / "events.jsonl").read_text().splitlines()]
+        assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2]
+        assert json.loads((with_runs / "trials" / run / "summary.json").read_text())["complete"]
     assert result["left"] == 0 and result["analysis"]["ray"] == {"nodes": 2, "slots": 2, "lost": 0}
     one, other = stored(json.loads(here.stdout)["record"]), stored(result["record"])
     assert set(one) == {(arm, seed) for arm in ("clean", "noisy") for seed in (0, 1)} and other == one
     wrong = on(cluster, *common, tmp_path / "wrong", "--executor", "ray", "++experiment.arms.noisy={train.steps: 0}")
     assert wrong.returncode == 64 and "arm 'noisy'" in wrong.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_an_interrupted_experiment_leaves_nothing_behind(cluster, tmp_path, how):
+    recipe_path, scratch = write(tmp_path, "small.yaml", EXPERIMENT), tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "FAULTLINE_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
+    command = [PROGRAM, "run", recipe_path, "--scale", "tiny", "--quiet", "--out", tmp_path / "out", "--executor", "ray", "train.steps=100000"]
+    process = subprocess.Popen([*map(str, command)], env=environment, stderr=subprocess.PIPE, text=True)
+    here, there = (lambda: list(scratch.glob("faultline-*"))), (lambda: list(cluster.tasks.glob("faultline-task-*")))
+    while process.poll() is None and not (here() and len(there()) == 2):
+        time.sleep(0.05)
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == 2 and "interrupted; what was finished is kept, the same command goes on" in errors, errors
+    assert here() == []

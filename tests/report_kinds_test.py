@@ -3,6 +3,7 @@ that what is written and what is read cannot drift apart; every page is then loa
 
 import json
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -66,6 +67,11 @@ class Records:
         done([0], "diagnose", "--model", self.model, "--campaign", "smoke", "--method", "all", "--store", out / "trials.sqlite", "--quiet")
         return out / "trials.sqlite"
 
+    def scan(self, out):
+        out.mkdir()
+        done([0], "scan", "--model", self.model, "--formats", "all", "--quiet", "--out", out / "scan.json")
+        return out / "scan.json"
+
     def race(self, out):
         out.mkdir()
         done([1], "race", "--quiet", "--out", out / "race.json", "inject={target: comm_output, kind: bitflip, layer: 7, rank: 2}")
@@ -84,6 +90,7 @@ PAGES = {
     "diagnosis": (["A fault: gain at model.layers.3", "faultline diagnose --model", "Residuals: the worst elements", "Relations that were violated"], 1),
     "healthy": (["Healthy", "Nothing is accused"], 0),
     "campaign": (["No false accusation in", "planted kind (rows)", "Pools with intervals", "Method self"], 4),
+    "scan": (["number formats on", "the worst: ", "Suggested strengths by layer", "mlp.down_proj: relative error by format and layer", "faultline scan --model", "mxfp4"], 3 + 1 + 7),
     "race": (["all_gather", "Corruptions by rank and layer", "fail (", "faultline race --quiet"], 1),
     "triage": (["Failure rate of each cell", "Every trial", "no-drill", "faultline triage run --recipe"], 2),
 }
@@ -145,6 +152,23 @@ def test_several_kinds_stand_side_by_side(records, tmp_path):
     assert "4 runs side by side" in html and all(run["verdict"].split(":")[0] in html for run in answer["runs"])
 
 
+def test_a_page_of_a_scan_has_every_number_of_its_record(records, pages):
+    """Each cell names its layer, its linear or format, and the relative error there; strengths are those of the record."""
+    scan, html = json.loads(records.get("scan").read_text()), pages("scan").read_text(encoding="utf-8")
+    formats = {row["format"] for row in scan["rows"]}
+    assert len(formats) >= 15 and {row["surface"] for row in scan["rows"]} == {"weight", "input", "layer_output"}
+    outputs = {(row["format"], row["layer"]): row["sqnr_db"] for row in scan["rows"] if row["surface"] == "layer_output"}
+    assert len(outputs) == 6 * len(formats)
+    for (name, layer), db in outputs.items():
+        strength = 0 if db is None else scan["suggested"][name][str(layer)]
+        assert db is None or strength == pytest.approx(10 ** (-db / 20))
+        found = re.search(rf"<title>{name}, layer {layer}: ([^<]*)</title>", html.split("Suggested strengths by layer")[1])
+        assert found and float(found[1]) == pytest.approx(strength, rel=1e-3), (name, layer)
+    for row in scan["rows"]:
+        if row["surface"] == "weight" and row["layer"] >= 0:
+            assert f"Weights, {row['place'].split('.', 3)[3]}: relative error by format and layer" in html
+
+
 def test_ten_thousand_trials_make_no_longer_page(records, tmp_path, chromium):
     """Trials of the store are repeated until there are ten thousand; what is drawn stays as small as for a dozen."""
     small, big = records.get("campaign"), tmp_path / "big.sqlite"
@@ -166,7 +190,7 @@ def hostile(value):
     return HOSTILE if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("kind", ["diagnosis", "race"])
+@pytest.mark.parametrize("kind", ["diagnosis", "race", "scan"])
 def test_hostile_strings_stay_text(records, chromium, tmp_path, kind):
     path = tmp_path / "record.json"
     path.write_text(json.dumps(hostile(json.loads(pathlib.Path(records.get(kind)).read_text()))))

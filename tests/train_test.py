@@ -89,6 +89,20 @@ def test_faults_act_in_the_phases_that_are_named_and_nowhere_else(model, tmp_pat
     assert (faulty in result["results"]) == ("eval" in changed), "lesson 15: clean and faulty are told apart"
 
 
+@pytest.mark.parametrize("operator", ["matmul", "all_ops"])
+def test_two_updates_a_step_are_counted_call_by_call(model, tmp_path, operator):
+    """Old log-probabilities are scored in the actor's forward phase without gradients, where other operators run."""
+    phases = "{rollout: false, actor_forward: true, actor_backward: true, eval: clean}"
+    result = succeeded(train(model, tmp_path, f"faults=[{NOISE.replace('matmul', operator)}]", f"+phases={phases}", "train.updates=2", "~train.sft"))
+    assert result["complaints"] == []
+    assert result["evidence"]["forwards_by_kind"]["actor_forward"]["body"] == 4 * 2 * (1 + 1), "steps, updates, scored and learnt from"
+    calls = {phase: sum(row["ledger"]["calls"] for row in result["evidence"]["rows"] if row["phase"] == phase) for phase in ("actor_forward", "actor_backward")}
+    assert min(calls.values()) > 0
+    if operator == "matmul":  # each of the body's linears twice, once with and once without gradients
+        linears = [row["ledger"]["calls"] for row in result["evidence"]["rows"] if row["phase"] == "actor_forward" and row["place"].endswith("down_proj")]
+        assert sum(linears) == 16 * tiny_folder.LAYERS
+
+
 def test_aqn_is_applied_measured_and_seen_by_the_rollout_alone(model, plain, tmp_path):
     noisy = succeeded(train(model, tmp_path, "+aqn={schedule: constant, sigma_start: 0.1, force: true}"))
     steps = [event["metrics"] for event in events(noisy["record"]) if event["kind"] == "step" and event["stage"] == "grpo"]
@@ -126,6 +140,7 @@ def test_a_dry_run_predicts_and_writes_nothing(model, tmp_path):
     (["+aqn={schedule: global_decay, num_stages: 0}"], "num_stages"),
     (["+aqn={schedule: constant, sigma_start: 1.0e-12}"], "below half a step"),
     (["task.shots=2"], "task.shots"),
+    ([f"faults=[{NOISE}]", "train.updates=2", "train.shards=2", "train.micro_batch=4"], "mixtures of experts and shards have one update a step"),
     (["+train.clip_ration=0.2"], "clip_ratio"),
     ([f"faults=[{NOISE.replace('matmul', 'aten::adm')}]"], "did you mean"),
 ])  # fmt: skip

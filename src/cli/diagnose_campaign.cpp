@@ -12,8 +12,10 @@
 #include "cli/output.h"
 #include "cli/ray_campaign.h"
 #include "cli/ray_options.h"
+#include "cli/temporary_folder.h"
 #include "diagnose/campaign_records.h"
 #include "diagnose/executor.h"
+#include "lab/weights_fingerprint.h"
 
 namespace faultline::cli {
 namespace {
@@ -74,11 +76,14 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
   run.time_limit = options.pace.seconds();
   open_device(globals.device);  // refuses what is not there
   (void)model_dtype(model.dtype);
-  const CampaignMachine machine{model.model, model.dtype, globals.device, 0};
+  CampaignMachine machine{model.model, model.dtype, globals.device, 0};
+  if (on_ray) machine.weights = weights_fingerprint(*open_model(model, globals).model);
   CampaignStore store(options.store);
   const auto pending = std::ssize(pending_trials(spec, store));
+  std::optional<TemporaryFolder> folder;
+  if (on_ray) folder.emplace("campaign");
   const std::unique_ptr<RayCluster> cluster = on_ray ? open_ray() : nullptr;
-  const auto executor = cluster     ? ray_trials(*cluster, machine, spec, pending)
+  const auto executor = cluster     ? ray_trials(*cluster, folder->path(), machine, spec, pending)
                         : jobs == 1 ? in_process_executor(machine, spec)
                                     : local_executor(machine, spec, jobs);
   CampaignEnd end;

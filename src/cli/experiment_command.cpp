@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/ray_experiment.h"
 #include "cli/ray_options.h"
+#include "cli/temporary_folder.h"
 #include "diagnose/examination.h"
 #include "experiment/analysis.h"
 #include "experiment/campaign.h"
@@ -124,6 +125,8 @@ void run_beside(const Experiment& experiment, int64_t jobs, const CampaignPart& 
 
 // -> what the cluster was and lost
 Json run_elsewhere(Experiment& experiment, RayExperiment how, const Globals& globals) {
+  const TemporaryFolder folder("experiment");
+  how.folder = folder.path();
   const std::unique_ptr<RayCluster> cluster = open_ray();
   const auto total = std::ssize(experiment.keys(how.part)), left = std::ssize(experiment.pending(how.part));
   Progress bar("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
@@ -264,14 +267,18 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
     };
     experiment.open(loaded, diagnose, progress);
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
-    for (const std::string& other : options.merge) merged += experiment.merge(other);
+    for (const std::string& other : options.merge) merged += experiment.merge(other, "--merge " + other);
     adopted.keep();
-    if (options.worker) return experiment.run(loaded, part, {}), ExitCode::kOk;
+    if (options.worker) {
+      experiment.run(loaded, part, {});
+      if (!options.folder.empty()) offer_run(folder);
+      return ExitCode::kOk;
+    }
     if (options.merge.empty() && jobs == 1 && !on_ray) run_here(experiment, loaded, part, globals);
   }
   Json ray;
   if (options.merge.empty() && on_ray)
-    ray = run_elsewhere(experiment, {words_for_others(given, options, recipe_file, overrides, globals), part, {}},
+    ray = run_elsewhere(experiment, {{}, words_for_others(given, options, recipe_file, overrides, globals), part, {}},
                         globals);
   else if (options.merge.empty() && jobs > 1)
     run_beside(experiment, jobs, part, globals);

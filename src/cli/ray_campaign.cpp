@@ -8,7 +8,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "cli/temporary_folder.h"
+#include "cli/ray_options.h"
 #include "diagnose/campaign_records.h"
 #include "record/atomic_file.h"
 #include "record/file_descriptor.h"
@@ -41,8 +41,9 @@ std::string everywhere(const std::string& model) {
 
 class RayTrials : public TrialExecutor {
  public:
-  RayTrials(RayCluster& cluster, CampaignMachine machine, const CampaignSpec& spec, int64_t pending)
-      : cluster_(cluster), folder_("campaign") {
+  RayTrials(RayCluster& cluster, std::filesystem::path folder, CampaignMachine machine, const CampaignSpec& spec,
+            int64_t pending)
+      : cluster_(cluster), folder_(std::move(folder)) {
     if (machine.threads == 0) machine.threads = 1;  // a task has one processor
     machine.model = everywhere(machine.model);
     request_ = to_json_text(campaign_request(machine, spec)) + "\n";
@@ -55,7 +56,7 @@ class RayTrials : public TrialExecutor {
     while (!running_.empty()) {
       const auto [task, end] = cluster_.wait_any();
       const auto found = running_.find(task);
-      if (found == running_.end()) throw RuntimeFailure(end.error);  // the cluster itself is gone
+      if (found == running_.end()) fail_without_answer(end);
       Batch batch = std::move(found->second);
       running_.erase(found);
       take(batch, end, done, failed);
@@ -84,7 +85,7 @@ class RayTrials : public TrialExecutor {
     }
     if (batch.keys.empty()) return false;
     RemoteTask task;
-    batch.folder = task.folder = folder_.path() / std::to_string(++started_);
+    batch.folder = task.folder = folder_ / std::to_string(++started_);
     std::filesystem::create_directories(task.folder);
     write_file_atomically(task.folder / "trials.jsonl", input);
     task.arguments = {"diagnose", "--worker", "--quiet"};
@@ -119,7 +120,7 @@ class RayTrials : public TrialExecutor {
   }
 
   RayCluster& cluster_;
-  TemporaryFolder folder_;
+  std::filesystem::path folder_;
   std::string request_;
   int64_t batch_ = 1, started_ = 0;
   std::map<int64_t, Batch> running_;  // by task
@@ -129,9 +130,9 @@ class RayTrials : public TrialExecutor {
 
 }  // namespace
 
-std::unique_ptr<TrialExecutor> ray_trials(RayCluster& cluster, const CampaignMachine& machine, const CampaignSpec& spec,
-                                          int64_t pending) {
-  return std::make_unique<RayTrials>(cluster, machine, spec, pending);
+std::unique_ptr<TrialExecutor> ray_trials(RayCluster& cluster, const std::filesystem::path& folder,
+                                          const CampaignMachine& machine, const CampaignSpec& spec, int64_t pending) {
+  return std::make_unique<RayTrials>(cluster, folder, machine, spec, pending);
 }
 
 }  // namespace faultline::cli

@@ -10,8 +10,9 @@
 
 namespace faultline::cli {
 
-// pending: trials that are left, which decides how many go into a task.
-std::unique_ptr<TrialExecutor> ray_trials(RayCluster& cluster, const CampaignMachine& machine, const CampaignSpec& spec,
-                                          int64_t pending);
+// folder: of the tasks, for as long as the cluster, whose answers are written there. pending: trials that are left,
+// which decides how many go into a task.
+std::unique_ptr<TrialExecutor> ray_trials(RayCluster& cluster, const std::filesystem::path& folder,
+                                          const CampaignMachine& machine, const CampaignSpec& spec, int64_t pending);
 
 }  // namespace faultline::cli

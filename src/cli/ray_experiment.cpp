@@ -7,7 +7,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "cli/temporary_folder.h"
+#include "cli/ray_options.h"
 #include "record/clock.h"
 #include "record/file_descriptor.h"
 
@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kMaxLog = std::size_t{1} << 20;
 constexpr int kTriesOfATrial = 3;  // of one whose process is killed
 constexpr const char* kFolder = "experiment";
+constexpr const char* kRun = "run";  // what offer_run calls the run directory
 
 // What was found out before the first trial goes with every trial; trials and the store do not.
 void put_preparation(const fs::path& from, const fs::path& to) {
@@ -45,6 +46,7 @@ RemoteTask task_of(const TrialKey& key, const Experiment& experiment, const RayE
     task.arguments.push_back(word);
   if (options.part.pilot) task.arguments.emplace_back("--pilot");
   task.wanted = {fmt::format("{}/experiment.json", kFolder), fmt::format("{}/campaign.sqlite", kFolder)};
+  for (const char* name : kRunFiles) task.wanted.push_back(fmt::format("{}/{}/{}", kFolder, kRun, name));
   task.directory = fs::current_path().string();
   task.variables = {{"OMP_NUM_THREADS", "1"}};  // a task has one processor
   return task;
@@ -62,10 +64,30 @@ RemoteTask task_of(const TrialKey& key, const Experiment& experiment, const RayE
   throw Error(static_cast<ExitCode>(WEXITSTATUS(end.status)), who + text);
 }
 
+// The path below trials/ that the record of a task's one trial names.
+std::string run_of(const fs::path& folder) {
+  std::string run;
+  CampaignStore(folder / "campaign.sqlite").for_each([&](Trial&& trial) {
+    run = trial.outcome.at("run").get<std::string>();
+  });
+  return run;
+}
+
+// The run directory gets back the name that its record knows.
+void restore_run(const fs::path& folder) {
+  if (!fs::exists(folder / kRun)) return;
+  const fs::path run = folder / "trials" / run_of(folder);
+  fs::create_directories(run.parent_path());
+  fs::rename(folder / kRun, run);
+}
+
 }  // namespace
 
+void offer_run(const fs::path& folder) {
+  fs::create_directory_symlink(fs::path("trials") / run_of(folder), folder / kRun);
+}
+
 void run_on_ray(Experiment& experiment, RayCluster& cluster, const RayExperiment& options) {
-  const TemporaryFolder folder("experiment");
   const double began = system_seconds();
   const std::vector<TrialKey> pending = experiment.pending(options.part);
   std::deque<TrialKey> left(pending.begin(), pending.end());
@@ -75,18 +97,19 @@ void run_on_ray(Experiment& experiment, RayCluster& cluster, const RayExperiment
   for (;;) {
     const bool is_late = options.part.time_limit > 0 && system_seconds() - began > options.part.time_limit;
     while (!left.empty() && !is_late && std::ssize(running) < cluster.slots()) {
-      const fs::path place = folder.path() / std::to_string(++started);
+      const fs::path place = options.folder / std::to_string(++started);
       running.emplace(cluster.start(task_of(left.front(), experiment, options, place)), std::pair(left.front(), place));
       left.pop_front();
     }
     if (running.empty()) return;
     const auto [task, end] = cluster.wait_any();
     const auto found = running.find(task);
-    if (found == running.end()) throw RuntimeFailure(end.error);  // the cluster itself is gone
+    if (found == running.end()) fail_without_answer(end);
     const auto [key, place] = found->second;
     running.erase(found);
     if (end.error.empty() && WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0) {
-      const int64_t taken = experiment.merge(place / kFolder);
+      restore_run(place / kFolder);
+      const int64_t taken = experiment.merge(place / kFolder, fmt::format("the worker of arm '{}'", key.cell));
       if (options.on_done) options.on_done(taken);
     } else if (end.error.empty() && WIFSIGNALED(end.status) && ++tries[{key.cell, key.index}] < kTriesOfATrial) {
       left.push_back(key);

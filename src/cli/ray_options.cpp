@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdlib>
 
 #include "base/error.h"
@@ -32,9 +33,23 @@ void refuse_gpus_on_ray(const std::string& device) {
 
 std::filesystem::path own_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
-std::unique_ptr<RayCluster> open_ray(const std::atomic<bool>* interrupted) {
+const std::atomic<bool>* interruption() {
+  static std::atomic<bool> interrupted{false};
+  const auto note = [](int) { interrupted = true; };
+  std::signal(SIGINT, note);
+  std::signal(SIGTERM, note);
+  return &interrupted;
+}
+
+std::unique_ptr<RayCluster> open_ray() {
   const char* wish = std::getenv("FAULTLINE_PYTHON");
-  return std::make_unique<RayCluster>(own_program(), wish != nullptr && *wish != '\0' ? wish : "python3", interrupted);
+  return std::make_unique<RayCluster>(own_program(), wish != nullptr && *wish != '\0' ? wish : "python3",
+                                      interruption());
+}
+
+void fail_without_answer(const RemoteEnd& end) {
+  throw RuntimeFailure(end.interrupted ? "interrupted; what was finished is kept, the same command goes on"
+                                       : end.error);
 }
 
 std::string lost_sentence(const RayCluster& cluster) {

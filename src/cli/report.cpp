@@ -51,7 +51,7 @@ void add_report(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<Options>();
   command
       ->add_option("records", options->records,
-                   "run directories, folders of experiments or triages, the JSON file of a race or diagnosis, a "
+                   "run directories, folders of experiments or triages, the JSON file of a race, diagnosis or scan, a "
                    "campaign's .sqlite")
       ->required()
       ->type_name("DIR…");

@@ -10,8 +10,10 @@
 #include "base/text.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "diagnose/quant_scan.h"
 #include "numeric/fault.h"
+#include "record/atomic_file.h"
 
 namespace faultline::cli {
 namespace {
@@ -20,7 +22,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 struct Options : ModelOptions {
   std::string formats = "mxfp4", prompt = "How many apples are left if seven of twenty are eaten?", surface = "all",
-              rows = "12";
+              rows = "12", out;
 };
 
 std::vector<std::string> formats_of(const std::string& text) {
@@ -73,6 +75,12 @@ ExitCode scan(const Options& options, const Globals& globals) {
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
   wanted.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
   OrderedJson json = scan_json(quant_scan(*loaded.model, wanted));
+  if (!options.out.empty()) {
+    OrderedJson record = {{"kind", "scan"}};
+    record.update(json);
+    record["made_by"] = OrderedJson::parse(provenance_json(globals, &loaded).dump());
+    write_file_atomically(options.out, record.dump(1) + "\n");
+  }
   if (globals.json) {
     json["command"] = "scan", json["model"] = loaded.path.string();
     print_json(json);
@@ -96,9 +104,13 @@ void add_scan(CLI::App& app, const Globals& globals, Run& run) {
         {"weights", "activations", "all"});
   option("--prompt", options->prompt, "the text whose activations are looked at", "TEXT");
   option("--rows", options->rows, "how many of the worst tensors to show, 1 or more", "N");
+  command->add_option("--out", options->out, "write all tensors here, for `faultline report`")
+      ->group("Output")
+      ->type_name("FILE");
   command->footer(
       "Examples:\n  faultline scan --formats mxfp4,fp8_e4m3 --surface activations\n"
-      "  faultline scan --formats all --surface weights --rows 5\n\nGlobal options: see "
+      "  faultline scan --formats all --surface weights --rows 5\n"
+      "  faultline scan --formats all --out scan.json\n\nGlobal options: see "
       "`faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return scan(*options, globals); }; });
 }

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
@@ -26,9 +25,6 @@ struct TriageOptions {
   bool dry_run = false;
 };
 
-std::atomic<bool> interrupted{false};
-void on_interrupt(int) { interrupted = true; }
-
 void print_any(const Json& json) { print_json(nlohmann::ordered_json::parse(to_json_text(json))); }
 
 ExitCode dry_run(const triage::Plan& plan, const Globals& globals) {
@@ -44,12 +40,10 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
   const triage::Plan plan = triage::load_plan(options.recipe, options.overrides);
   if (options.dry_run) return dry_run(plan, globals);
   const bool on_ray = wants_ray(options.executor);
-  std::signal(SIGINT, on_interrupt);
-  std::signal(SIGTERM, on_interrupt);
   triage::CampaignOptions campaign;
   campaign.folder = options.out.empty() ? std::filesystem::path("runs") / ("triage-" + plan.name)
                                         : std::filesystem::path(options.out);
-  campaign.interrupted = &interrupted;
+  campaign.interrupted = interruption();
   campaign.provenance = provenance_json(globals);
   std::optional<Progress> progress;
   campaign.on_trial = [&](const triage::RecordedTrial& trial, int64_t done, int64_t total) {
@@ -60,8 +54,9 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
     progress->set_postfix(fmt::format("{} {}", trial.cell, triage::verdict_name(trial.result.verdict)));
     progress->advance();
   };
-  const std::unique_ptr<RayCluster> cluster = on_ray ? open_ray(&interrupted) : nullptr;
-  const auto executor = cluster ? triage::ray_executor(*cluster) : triage::local_executor(own_program(), &interrupted);
+  const std::unique_ptr<RayCluster> cluster = on_ray ? open_ray() : nullptr;
+  const auto executor =
+      cluster ? triage::ray_executor(*cluster) : triage::local_executor(own_program(), interruption());
   const triage::CampaignResult result = triage::run_campaign(plan, *executor, campaign);
   progress.reset();
   if (globals.json) {
@@ -123,11 +118,10 @@ ExitCode triage_bisect(const TriageOptions& options, const Globals& globals) {
   if (!globals.quiet && !globals.json)
     search.say = [](const std::string& sentence) { fmt::print(stderr, "{}\n", sentence); };
   (void)with_mitigations(plan, catalogue, options.mitigations);  // a conflict shows before the first trial
-  std::signal(SIGINT, on_interrupt);
-  const auto executor = triage::local_executor(own_program(), &interrupted);
+  const auto executor = triage::local_executor(own_program(), interruption());
   const TemporaryFolder folder("bisect");
   const auto trial = [&](const std::vector<std::string>& names, int64_t index) {
-    if (interrupted) throw RuntimeFailure("interrupted");
+    if (*interruption()) throw RuntimeFailure("interrupted");
     for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
       std::filesystem::remove_all(entry.path());
     return executor->run(triage::make_request(plan, with_mitigations(plan, catalogue, names), index), folder.path())

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kMostWaiting = int64_t{1} << 21;  // elements
 constexpr int kOperatorLevel = 2;
+constexpr const char* kSwallowed = "tiny, not zero";
 
 int level_of(const std::string& operation) {
   return operation == "layer_output" ? 0 : operation == "module" ? 1 : kOperatorLevel;
@@ -88,13 +89,19 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
   candidate.intermittent |= pass > 0;
   candidate.evidence.push_back(std::move(judged->evidence));
   Kind kind = classify(observation, judged->first, judged->size);
-  if (kind.name == "zero" && observation.relation == "tiny, not zero") kind.name = "deadzone";  // all of it was small
-  Kind& sum = accused.kinds[kind.name];
-  if (kind.weight >= sum.weight) sum.detail = kind.detail;
-  sum.weight += kind.weight;
-  sum.intermittent |= kind.intermittent;
+  const bool swallowed = observation.relation == kSwallowed;
+  if (kind.name == "zero" && swallowed) kind.name = "deadzone";  // all of it was small
+  Named& named = accused.kinds[kind.name];
+  if (kind.weight >= named.heaviest.weight) named.heaviest = kind;
+  named.weight += kind.weight;
+  named.intermittent |= kind.intermittent;
+  if (!swallowed) named.zone.add(kind.zone);  // there the sizes are of what went in, not of what should have come out
   accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh || observation.relation == "repetition" ||
                             kind.name == "noise" || kind.name == "spike";
+}
+
+const Zone& Accusations::zone_of(const Named& named) {
+  return named.zone.relative.lost > 0 ? named.zone : named.heaviest.zone;
 }
 
 std::vector<int64_t> Accusations::layers_to_search() {
@@ -127,7 +134,7 @@ std::vector<Candidate> Accusations::candidates() const {
     const auto best = std::max_element(accused.kinds.begin(), accused.kinds.end(),
                                        [](const auto& a, const auto& b) { return a.second.weight < b.second.weight; });
     all.back().kind = best->first;
-    all.back().detail = best->second.detail;
+    all.back().detail = best->first == "deadzone" ? zone_of(best->second).words() : best->second.heaviest.detail;
     all.back().intermittent |= best->second.intermittent && best->first != "noise" && best->first != "spike";
   }
   std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.score > b.score; });

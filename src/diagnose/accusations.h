@@ -28,11 +28,18 @@ class Accusations {
  private:
   void accuse(const Observation& observation, int64_t pass);
 
+  struct Named {  // a kind that pictures of the place look like
+    Kind heaviest;
+    double weight = 0;  // of all of them
+    bool intermittent = false;
+    Zone zone;
+  };
+  static const Zone& zone_of(const Named& named);
   struct Accused {
     Candidate candidate;
     int level = 0;
     bool comes_and_goes = false;
-    std::map<std::string, Kind> kinds;  // their weights added up
+    std::map<std::string, Named> kinds;
   };
   std::map<PlaceId, Accused> accused_;
   int64_t relations_ = 0, elements_ = 0;

@@ -47,10 +47,12 @@ struct CampaignSpec {
 };
 CampaignSpec campaign_spec(const std::string& preset);  // full, or smoke: seconds on a small model
 
-// The machine on which trials run. threads: torch's; 0 leaves them.
+// The machine on which trials run. threads: torch's; 0 leaves them. weights: fingerprint of the model in that dtype,
+// where trials run on machines that may have something else under the same name; "": whatever is there.
 struct CampaignMachine {
   std::string model = "default", dtype = "bf16", device = "cpu";
   int threads = 0;
+  std::string weights = {};
 };
 
 // What decides a trial's result: a store that was begun with another one is not continued.

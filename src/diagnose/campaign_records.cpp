@@ -51,20 +51,18 @@ Trial trial_from_record(const Json& record, const std::string& origin) {
 }
 
 Json campaign_request(const CampaignMachine& machine, const CampaignSpec& spec) {
-  return {{"model", machine.model},
-          {"dtype", machine.dtype},
-          {"device", machine.device},
-          {"threads", machine.threads},
-          {"preset", spec.preset},
-          {"methods", spec.methods},
-          {"seed", std::to_string(spec.seed)},
+  return {{"model", machine.model},     {"dtype", machine.dtype},
+          {"device", machine.device},   {"threads", machine.threads},
+          {"weights", machine.weights}, {"preset", spec.preset},
+          {"methods", spec.methods},    {"seed", std::to_string(spec.seed)},
           {"tokens", spec.tokens}};
 }
 
 std::pair<CampaignMachine, CampaignSpec> campaign_from_request(const Json& request) {
   try {
     CampaignMachine machine{request.at("model").get<std::string>(), request.at("dtype").get<std::string>(),
-                            request.at("device").get<std::string>(), request.at("threads").get<int>()};
+                            request.at("device").get<std::string>(), request.at("threads").get<int>(),
+                            request.at("weights").get<std::string>()};
     CampaignSpec spec = campaign_spec(request.at("preset").get<std::string>());
     spec.methods = request.at("methods").get<std::vector<std::string>>();
     spec.seed = std::stoull(request.at("seed").get<std::string>());

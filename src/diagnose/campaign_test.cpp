@@ -144,7 +144,8 @@ TEST(Summary, CountsWhatChangedNothingApart) {
 
 TEST(Worker, AnswersEveryLineAndSaysWhatWentWrong) {
   std::istringstream in(
-      "{\"model\":\"/nowhere\",\"dtype\":\"bf16\",\"device\":\"cpu\",\"threads\":1,\"preset\":\"smoke\","
+      "{\"model\":\"/"
+      "nowhere\",\"dtype\":\"bf16\",\"device\":\"cpu\",\"threads\":1,\"weights\":\"\",\"preset\":\"smoke\","
       "\"methods\":[\"self\"],\"seed\":\"1\",\"tokens\":8}\n"
       "{\"cell\":\"healthy\",\"index\":0}\n"
       "not json\n");

@@ -10,7 +10,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "lab/weights_fingerprint.h"
 #include "record/clock.h"
+#include "record/manifest.h"
 #include "task/task.h"
 
 namespace faultline {
@@ -45,6 +47,16 @@ bool acts(const CausalLm& model, Injection& injection, const at::Tensor& x, int6
   return planted_by(injection.plan()).changed > 0;
 }
 
+// Trials of one campaign are counted together: they must be of one model.
+void check_weights(CausalLm& model, const CampaignMachine& machine) {
+  const std::string here = weights_fingerprint(model);
+  if (here != machine.weights)
+    throw UsageError(fmt::format(
+        "{}: model '{}' has other weights there than where the campaign was started (fingerprints {} and {}); give "
+        "every machine the same model under that name",
+        host_description().at("name").get<std::string>(), machine.model, here, machine.weights));
+}
+
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 Json said(const Diagnosis& diagnosis, const std::string& place, int64_t layer, const std::string& kind) {
@@ -75,6 +87,7 @@ Json said(const Diagnosis& diagnosis, const std::string& place, int64_t layer, c
 TrialBench::TrialBench(CampaignMachine machine, CampaignSpec spec)
     : machine_(std::move(machine)), spec_(std::move(spec)) {
   if (machine_.threads > 0) at::set_num_threads(machine_.threads);
+  if (!machine_.weights.empty()) check_weights(*model(machine_.dtype).loaded.model, machine_);
 }
 
 TrialBench::Model& TrialBench::model(const std::string& name) {

@@ -50,19 +50,16 @@ bool name_stuck_bit(const Picture& picture, Kind& kind) {
 
 bool name_zeros(const Picture& picture, Kind& kind) {
   if (share(picture, true, [](const Element& e) { return e.observed == 0; }) < 0.99) return false;
-  std::vector<double> lost, kept;
+  int64_t lost = 0, kept = 0;
   for (const Element& element : picture.touched) {
-    const double relative = std::abs(element.expected) / picture.row_max[static_cast<std::size_t>(element.row)];
-    if (element.changed) lost.push_back(relative);
-    if (!element.changed && element.observed != 0) kept.push_back(relative);
+    if (!element.changed && element.observed == 0) continue;  // nothing was there to lose
+    const double size = std::abs(element.expected);
+    kind.zone.relative.add(size / picture.row_max[static_cast<std::size_t>(element.row)], element.changed);
+    kind.zone.absolute.add(size, element.changed);
+    ++(element.changed ? lost : kept);
   }
-  const double threshold = *std::max_element(lost.begin(), lost.end());
-  if (kept.size() * 100 < lost.size() && threshold > kSmallInItsRow) {
-    kind.name = "zero";
-    return true;
-  }
-  kind.name = "deadzone";
-  kind.detail = fmt::format("below about {:.3g} of the row's largest", threshold);
+  kind.name = kept * 100 < lost && kind.zone.relative.lost > kSmallInItsRow ? "zero" : "deadzone";
+  if (kind.name == "deadzone") kind.detail = kind.zone.words();
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "diagnose/observation.h"
+#include "diagnose/zone.h"
 
 namespace faultline {
 
@@ -16,6 +17,7 @@ struct Kind {
   bool intermittent = false;  // the same call was right another time
   bool fresh = false;         // wrong at every call, and differently
   double weight = 0;          // how much this picture tells beside others of the same fault
+  Zone zone;                  // of zeros: what was lost and what was kept
 };
 
 // first, size: the columns that belong to the place.

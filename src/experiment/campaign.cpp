@@ -8,10 +8,13 @@
 #include <optional>
 
 #include "base/error.h"
+#include "experiment/same_start.h"
 #include "experiment/start.h"
+#include "lab/weights_fingerprint.h"
 #include "record/clock.h"
 #include "record/document.h"
 #include "record/file_descriptor.h"
+#include "train/checkpoint.h"
 
 namespace faultline {
 namespace {
@@ -41,6 +44,15 @@ std::string folder_name(const TrialKey& key) {
 bool is_there(CampaignStore& store, const TrialKey& key) {
   const std::vector<TrialKey> left = store.pending({key.cell}, key.index + 1);
   return std::find(left.begin(), left.end(), key) == left.end();
+}
+
+// The run directory that a trial's record names. A folder from which somebody removed it has the trial all the same.
+void copy_run(const fs::path& from, const fs::path& to) {
+  for (const char* name : kRunFiles) {
+    if (!fs::exists(from / name)) continue;
+    fs::create_directories(to);
+    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing);
+  }
 }
 
 }  // namespace
@@ -160,6 +172,14 @@ std::vector<TrialKey> Experiment::pending(const CampaignPart& part) const {
   return left;
 }
 
+SameStart Experiment::starts_of(CampaignStore& store, const std::set<uint64_t>& seeds) const {
+  SameStart starts;
+  store.for_each([&](Trial&& trial) {
+    if (seeds.contains(trial.seed)) (void)starts.note(trial, trial_recipe(trial.key));
+  });
+  return starts;
+}
+
 int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress) {
   CampaignStore store(folder_ / "campaign.sqlite");
   const Snapshot start(*loaded.model);
@@ -178,6 +198,12 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     Trial trial;
     try {
       request.start = shared_start(loaded, request.recipe, folder_);
+      if (request.start) {
+        const auto seed = static_cast<uint64_t>(request.recipe.at("seed").as_integer());
+        const std::string sentence =
+            starts_of(store, {seed}).note(key, request.recipe, checkpoint_hash(*request.start));
+        if (!sentence.empty()) throw UsageError(fmt::format("{}: {}", folder_.string(), sentence));
+      }
       start.restore(*loaded.model);
       trial = run_trial(loaded, request, {progress.on_event, progress.on_line});
     } catch (const UsageError& error) {
@@ -193,12 +219,12 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
   return ran;
 }
 
-int64_t Experiment::merge(const fs::path& other) {
+int64_t Experiment::merge(const fs::path& other, const std::string& called) {
   const Json theirs = read_document(other / "experiment.json", kKind),
              ours = read_document(folder_ / "experiment.json", kKind);
   const auto refuse = [&](const std::string& what) {
-    throw UsageError(fmt::format("--merge {}: {}; its trials cannot be counted with those of {}", other.string(), what,
-                                 folder_.string()));
+    throw UsageError(
+        fmt::format("{}: {}; its trials cannot be counted with those of {}", called, what, folder_.string()));
   };
   if (theirs.at("identity") != ours.at("identity")) {
     const Json patch = Json::diff(ours.at("recipe"), theirs.at("recipe"));
@@ -208,15 +234,27 @@ int64_t Experiment::merge(const fs::path& other) {
     refuse(fmt::format("its recipe differs, first at {}", first));
   }
   if (theirs.at("weights") != ours.at("weights")) refuse("its model has other weights");
-  int64_t taken = 0;
-  std::vector<Trial> trials;
-  CampaignStore(other / "campaign.sqlite").for_each([&](Trial&& trial) { trials.push_back(std::move(trial)); });
-  for (const Trial& trial : trials)
+  CampaignStore store(folder_ / "campaign.sqlite");
+  std::vector<Trial> trials;  // that we do not have
+  std::set<uint64_t> seeds;
+  CampaignStore(other / "campaign.sqlite").for_each([&](Trial&& trial) {
     if (trial.fingerprint != fingerprint_of(trial_recipe(trial.key)))
       refuse(fmt::format("trial {} of {} was run with another recipe, calibration or verdict", trial.key.index,
                          trial.key.cell));
-  CampaignStore store(folder_ / "campaign.sqlite");
-  for (const Trial& trial : trials) taken += store.insert(trial) ? 1 : 0;
+    if (is_there(store, trial.key)) return;
+    seeds.insert(trial.seed);
+    trials.push_back(std::move(trial));
+  });
+  SameStart starts = starts_of(store, seeds);
+  for (const Trial& trial : trials)
+    if (const std::string sentence = starts.note(trial, trial_recipe(trial.key)); !sentence.empty()) refuse(sentence);
+  int64_t taken = 0;
+  for (const Trial& trial : trials) {
+    const fs::path run = (fs::path("trials") / trial.outcome.at("run").get<std::string>()).lexically_normal();
+    if (*run.begin() != "trials") refuse(fmt::format("a record names '{}' as its run", run.string()));
+    copy_run(other / run, folder_ / run);
+    taken += store.insert(trial) ? 1 : 0;
+  }
   return taken;
 }
 

@@ -4,13 +4,19 @@
 // again, and the store takes every trial once.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <set>
 
 #include "experiment/preparation.h"
+#include "experiment/same_start.h"
 #include "experiment/trial.h"
 
 namespace faultline {
+
+// What a trial's run directory holds when the trial is done.
+inline constexpr std::array<const char*, 4> kRunFiles = {"manifest.json", "events.jsonl", "ledger.json",
+                                                         "summary.json"};
 
 struct CampaignPart {          // of the trials, for this process
   std::set<std::string> arms;  // empty: all
@@ -42,14 +48,16 @@ class Experiment {
   // Runs what is missing and free. Returns the number of trials it ran.
   int64_t run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress);
 
-  // Takes the trials of another folder of the same experiment; returns how many were new. UsageError where recipe,
-  // weights, calibration or a trial's recipe differ.
-  int64_t merge(const std::filesystem::path& other);
+  // Takes the trials of another folder of the same experiment and their runs; returns how many were new. UsageError
+  // where recipe, weights, calibration, a trial's recipe or the weights that the arms of a seed began with differ.
+  // called: what the folder is to whoever reads that, as in "--merge FOLDER".
+  int64_t merge(const std::filesystem::path& other, const std::string& called);
 
   Node trial_recipe(const TrialKey& key) const;
 
  private:
   std::string fingerprint_of(const Node& recipe) const;
+  SameStart starts_of(CampaignStore& store, const std::set<uint64_t>& seeds) const;  // of the trials there
 
   Node recipe_;
   std::string dtype_, weights_;

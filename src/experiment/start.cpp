@@ -17,25 +17,6 @@ constexpr const char* kStarts = "starts";
 
 Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
 
-// What the supervised steps depend on; an arm that changes any of it has a start of its own.
-std::string identity_of(const Node& recipe, const LoadedModel& loaded) {
-  const Json all = as_record(to_json(recipe)), &train = all.at("train");
-  return json_hash({{"seed", all.at("seed")},
-                    {"task", all.value("task", Json())},
-                    {"sft", train.at("sft")},
-                    {"lora", train.value("lora", Json())},
-                    {"shards", train.at("shards")},
-                    {"problems", train.at("validation_problems")},
-                    {"max_new_tokens", train.at("max_new_tokens")},
-                    {"dtype", c10::toString(loaded.model->options().dtype().toScalarType())}})
-      .substr(0, 16);
-}
-
-bool has_supervised_steps(const Node& recipe) {
-  const Node* train = recipe.find("train");
-  return train != nullptr && train->find("sft") != nullptr;
-}
-
 // Waits; the kernel drops the lock with its holder.
 FileDescriptor wait_for(const fs::path& file) {
   FileDescriptor lock = open_file(file, O_RDWR | O_CREAT);
@@ -65,9 +46,24 @@ void make_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) 
 
 }  // namespace
 
+std::optional<std::string> start_identity(const Node& recipe) {
+  const Node* train_section = recipe.find("train");
+  if (train_section == nullptr || train_section->find("sft") == nullptr) return std::nullopt;
+  const Json all = as_record(to_json(recipe)), &train = all.at("train");
+  return json_hash({{"seed", all.at("seed")},
+                    {"task", all.value("task", Json())},
+                    {"sft", train.at("sft")},
+                    {"lora", train.value("lora", Json())},
+                    {"shards", train.at("shards")},
+                    {"problems", train.at("validation_problems")},
+                    {"max_new_tokens", train.at("max_new_tokens")}})
+      .substr(0, 16);
+}
+
 std::optional<fs::path> shared_start(LoadedModel& loaded, const Node& recipe, const fs::path& folder) {
-  if (!has_supervised_steps(recipe)) return std::nullopt;
-  const fs::path start = folder / kStarts / identity_of(recipe, loaded);
+  const std::optional<std::string> identity = start_identity(recipe);
+  if (!identity) return std::nullopt;
+  const fs::path start = folder / kStarts / *identity;
   fs::create_directories(start.parent_path());
   const FileDescriptor alone = wait_for(start.string() + ".lock");
   if (!fs::exists(start)) make_start(loaded, recipe, start);

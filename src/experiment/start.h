@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "experiment/training_run.h"
 
@@ -13,6 +14,10 @@ namespace faultline {
 // no supervised steps before its GRPO. Leaves the model's weights as they come: the caller restores them.
 std::optional<std::filesystem::path> shared_start(LoadedModel& loaded, const Node& recipe,
                                                   const std::filesystem::path& folder);
+
+// Equal where the supervised steps are: an arm that changes anything they depend on has a start of its own. Nothing
+// where the recipe has none. An experiment has one dtype and one model, so neither is in it.
+std::optional<std::string> start_identity(const Node& recipe);
 
 // Puts the weights of a start into the model.
 void load_start(LoadedModel& loaded, const Node& recipe, const std::filesystem::path& start);

@@ -75,10 +75,20 @@ Censuses take_training_censuses(const CausalLm& model, const std::vector<CausalL
     backward_tokens(model, batch, stage.sampling.temperature, loss, tokens / pieces);
   });
   for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = at::Tensor();
-  append_apart(all, [&](int64_t pieces) {
-    const PhaseScope phase(Phase::kRef);
-    score_tokens(model, batch, stage.sampling.temperature, tokens / pieces);
-  });
+  const auto scored = [&](Phase phase) {
+    Censuses censuses;
+    append_apart(censuses, [&](int64_t pieces) {
+      const PhaseScope scope(phase);
+      score_tokens(model, batch, stage.sampling.temperature, tokens / pieces);
+    });
+    return censuses;
+  };
+  for (const auto& [kind, census] : scored(Phase::kRef)) append(all, kind, census);
+  if (stage.updates == 1) return all;
+  for (auto& [kind, census] : scored(Phase::kActorForward)) {  // the old log-probabilities
+    for (CensusEntry& entry : census) entry.scoring = true;
+    append(all, kind, census);
+  }
   return all;
 }
 

@@ -127,16 +127,6 @@ void Snapshot::restore(CausalLm& model) const {
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].tensor->copy_(values[i]);
 }
 
-std::string weights_fingerprint(CausalLm& model) {
-  uint64_t hash = 0;
-  for (const CausalLm::Parameter& parameter : model.parameters()) {
-    const at::Tensor bytes = parameter.tensor->detach().cpu().contiguous();
-    hash = mix64(hash, hash64(parameter.name));
-    hash = mix64(hash, hash64({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()}));
-  }
-  return fmt::format("{:016x}", hash);
-}
-
 Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const TrainingProgress& progress) {
   TrainingSpec spec = read_training(request.recipe, rules_of(request.recipe));
   spec.train.spec.start = request.start;

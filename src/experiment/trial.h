@@ -22,9 +22,6 @@ Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const Training
 
 std::vector<Rule> rules_of(const Node& recipe);
 
-// XXH64 of all weights in their own precision, and of their names.
-std::string weights_fingerprint(CausalLm& model);
-
 struct Snapshot {  // of the weights that every trial begins with
   std::vector<at::Tensor> values;
   explicit Snapshot(CausalLm& model);

@@ -14,12 +14,12 @@
 
 namespace faultline {
 
-void refuse_operators_chosen_by_rows(const Plan& plan, const c10::Device& device) {
+void refuse_operators_chosen_by_rows(const Plan& plan, const c10::Device& device, bool scores) {
   if (!product_depends_on_rows(device)) return;
   constexpr std::array<const char*, 3> kProducts = {"faultline::few_rows_linear", "aten::mm", "aten::addmm"};
   PhaseSet with_gradients;  // there torch's product is used for any number of rows
   for (const Phase phase : {Phase::kActorForward, Phase::kActorBackward, Phase::kRecompute})
-    with_gradients.set(static_cast<std::size_t>(phase));
+    with_gradients.set(static_cast<std::size_t>(phase), phase != Phase::kActorForward || !scores);
   for (const auto& rule : plan.rules()) {
     const std::string& pattern = rule->rule.where->operator_pattern;
     if (pattern.empty() || (rule->phases & ~with_gradients).none()) continue;

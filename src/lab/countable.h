@@ -8,7 +8,7 @@
 namespace faultline {
 
 // Throws UsageError where a rule means some of the operators that compute a product without gradients on this device,
-// and the number of rows decides which of them runs.
-void refuse_operators_chosen_by_rows(const Plan& plan, const c10::Device& device);
+// and the number of rows decides which of them runs. scores: the actor also runs forwards without gradients.
+void refuse_operators_chosen_by_rows(const Plan& plan, const c10::Device& device, bool scores = false);
 
 }  // namespace faultline

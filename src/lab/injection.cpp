@@ -65,7 +65,10 @@ Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& m
   settings_.layer_count = model.config().layers;
   plan_ = make_plan();
   check_modules(*plan_, model.module_paths());
-  refuse_operators_chosen_by_rows(*plan_, model.device());
+  const bool scores = std::any_of(censuses_.begin(), censuses_.end(), [](const auto& census) {
+    return std::any_of(census.second.begin(), census.second.end(), [](const auto& one) { return one.scoring; });
+  });
+  refuse_operators_chosen_by_rows(*plan_, model.device(), scores);
   check_reached(*plan_, censuses_);
 }
 

@@ -77,6 +77,8 @@ TEST(Injection, TakesTorchsProductInPhasesWithGradients) {
   PlanSettings settings;
   settings.phases = parse_yaml("{rollout: false, eval: false, diagnose: false}", "test");
   EXPECT_NO_THROW(refuse_operators_chosen_by_rows(Plan({training}, settings), at::Device("cuda")));
+  EXPECT_THROW(refuse_operators_chosen_by_rows(Plan({training}, settings), at::Device("cuda"), /*scores=*/true),
+               UsageError);
   settings.phases = parse_yaml("{eval: false, diagnose: false}", "test");
   EXPECT_THROW(refuse_operators_chosen_by_rows(Plan({training}, settings), at::Device("cuda")), UsageError);
 }

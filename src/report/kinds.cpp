@@ -14,7 +14,7 @@ struct Kind {
 
 constexpr Kind kKinds[] = {{"eval", tell_eval},         {"train", tell_train}, {"experiment", tell_experiment},
                            {"triage", tell_triage},     {"race", tell_race},   {"diagnose", tell_diagnosis},
-                           {"campaign", tell_campaign}, {"demo", tell_demo}};
+                           {"campaign", tell_campaign}, {"scan", tell_scan},   {"demo", tell_demo}};
 
 }  // namespace
 

@@ -100,6 +100,22 @@ TEST_F(Kinds, ShowsATriageAndARace) {
   EXPECT_TRUE(has(race, "Corruptions and whom they are put down to (4)"));
 }
 
+TEST_F(Kinds, ShowsAScanByFormatLayerAndLinear) {
+  std::ofstream(folder_.path() / "scan.json") << R"({"kind":"scan","rows":[
+      {"layer":1,"place":"model.layers.1","surface":"layer_output","format":"mxfp4","sqnr_db":20.0,"dead_zone":0.25},
+      {"layer":1,"place":"model.layers.1.mlp.up_proj","surface":"weight","format":"mxfp4","sqnr_db":40.0},
+      {"layer":0,"place":"model.layers.0","surface":"layer_output","format":"mxfp4","sqnr_db":null}],
+      "suggested":{"mxfp4":{"1":0.1}}})";
+  const std::string html = page_of(folder_.path() / "scan.json");
+  EXPECT_TRUE(has(html, "1 number format on 3 tensors; the worst: output of model.layers.1 in mxfp4, 20.00 dB."));
+  EXPECT_TRUE(has(html, "<title>mxfp4, layer 1: 0.1</title>"));
+  EXPECT_TRUE(has(html, "<title>mxfp4, layer 0: 0</title>"));  // exact is no gap
+  EXPECT_TRUE(has(html, "<title>mlp.up_proj, layer 1: 0.01</title>"));
+  EXPECT_TRUE(has(html, "25.0 %"));
+  std::ofstream(folder_.path() / "empty.json") << R"({"kind":"scan","rows":[]})";
+  EXPECT_TRUE(has(page_of(folder_.path() / "empty.json"), "Nothing was scanned."));
+}
+
 TEST_F(Kinds, ShowsADiagnosisAndACampaignOfThem) {
   std::ofstream(folder_.path() / "verdict.json")
       << R"({"method":"self","verdict":"fault","candidates":[{"layer":7,"place":"layers.7.mlp","operation":"matmul",

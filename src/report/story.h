@@ -35,6 +35,7 @@ Story tell_triage(const LoadedRecord& record);
 Story tell_race(const LoadedRecord& record);
 Story tell_diagnosis(const LoadedRecord& record);
 Story tell_campaign(const LoadedRecord& record);  // of diagnoses
+Story tell_scan(const LoadedRecord& record);
 Story tell_demo(const LoadedRecord& record);
 Story tell_anything(const LoadedRecord& record);
 

@@ -23,6 +23,7 @@ struct CensusEntry {
   int64_t writes = 0;    // tensors that a rule would act on: an attention's backward writes three a call
   int64_t forwards = 0;  // of its kind and phase in this census; 0: the census is of one forward
   int64_t routed = 0;    // routed calls that made these; 0: they do not depend on routing
+  bool scoring = false;  // of forwards of actor_forward that no backward follows; the others have entries of their own
 };
 using Census = std::vector<CensusEntry>;
 using Censuses = std::map<ForwardKind, Census>;  // of one forward of each kind

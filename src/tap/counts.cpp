@@ -33,8 +33,8 @@ class Expectation {
   }
 
   // So many forwards of this kind ran in the phase, each as the census says. Without forwards of this phase in the
-  // census those of another will do: what runs forward is the same.
-  void add(ForwardKind kind, Phase phase, int64_t forwards, const Census* census) {
+  // census those of another will do: what runs forward is the same. scoring: as CensusEntry's.
+  void add(ForwardKind kind, Phase phase, int64_t forwards, const Census* census, bool scoring = false) {
     Expected& expected = phases_[phase];
     expected.forwards += forwards;
     const std::optional<Phase> from = census == nullptr ? std::nullopt : source(*census, phase);
@@ -47,7 +47,9 @@ class Expectation {
     std::map<std::string, int64_t> lists;  // of experts: routed calls
     std::map<std::tuple<std::string, std::string, std::string>, std::pair<int64_t, int64_t>> experts;  // writes, routed
     for (const CensusEntry& entry : *census) {
-      if (entry.phase != *from || entry.writes == 0 || entry.forwards == kOutsideOfForwards || !names(entry)) continue;
+      if (entry.phase != *from || entry.writes == 0 || entry.forwards == kOutsideOfForwards || !names(entry) ||
+          entry.scoring != scoring)
+        continue;
       if (entry.routed == 0) {
         add_calls(expected, entry.name, entry.place, entry.writes, forwards,
                   {std::max<int64_t>(1, entry.forwards), "forwards"}, phase);
@@ -167,6 +169,11 @@ class Expectation {
   std::set<Phase> unpredicted_;
 };
 
+// Old log-probabilities are scored in the actor's own phase, but without gradients other operators compute them.
+bool tells_scoring(const Census* census) {
+  return census != nullptr && std::any_of(census->begin(), census->end(), [](const auto& one) { return one.scoring; });
+}
+
 }  // namespace
 
 void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
@@ -188,8 +195,13 @@ void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<
       for (int p = 0; p < kPhases; ++p) {
         const auto phase = static_cast<Phase>(p);
         const int64_t forwards = plan.forwards(is_backward(phase) ? Phase::kActorBackward : phase, kind);
-        if (forwards > 0 && rule->phases.test(static_cast<std::size_t>(p)))
-          expectation.add(kind, phase, forwards, census == censuses.end() ? nullptr : &census->second);
+        if (forwards == 0 || !rule->phases.test(static_cast<std::size_t>(p))) continue;
+        const Census* known = census == censuses.end() ? nullptr : &census->second;
+        const int64_t scored = phase == Phase::kActorForward && tells_scoring(known)
+                                   ? forwards - plan.forwards(Phase::kActorBackward, kind)
+                                   : 0;
+        if (forwards > scored) expectation.add(kind, phase, forwards - scored, known);
+        if (scored > 0) expectation.add(kind, phase, scored, known, /*scoring=*/true);
       }
     }
     expectation.judge(evidence);

@@ -56,6 +56,7 @@ std::vector<Prediction> predict(const Plan& plan, const Census& census) {
         continue;
       }
       prediction.sites += 1;
+      if (entry.scoring) continue;  // of the others are the calls a forward
       const auto phase = static_cast<std::size_t>(entry.phase);
       const bool writes = rule->rule.where->surface == Surface::kOutput && !boundary_of(entry);
       const int64_t calls = writes ? entry.writes : entry.calls;

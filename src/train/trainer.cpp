@@ -158,7 +158,7 @@ void Trainer::State::write_start(RunDirectory& directory) {
   } else if (spec.validate_first) {
     validate(event["metrics"]);
   }
-  if (!event["metrics"].empty()) write_event(directory, std::move(event));
+  if (spec.start || !event["metrics"].empty()) write_event(directory, std::move(event));
 }
 
 void Trainer::State::resume(RunDirectory& directory) {

@@ -1,0 +1,106 @@
+// The noise of a training run: on the norms, or as a rule of the plan on activations; the check that the model bears
+// it; and the account of what it did.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "aqn/activation_noise.h"
+#include "base/error.h"
+#include "experiment/training_state.h"
+#include "train/step.h"
+
+namespace faultline {
+namespace {
+
+constexpr double kLeastShare = 0.8;  // of the clean accuracy, under the strongest noise
+constexpr std::size_t kCheckProblems = 128;
+
+}  // namespace
+
+void TrainingRun::State::make_noise() {
+  if (!spec.aqn || activation_noise()) return;
+  CausalLm& model = *loaded.model;
+  const bool moe = model.config().moe.experts > 0;
+  if (spec.aqn->exclude_router_input && !moe)
+    throw UsageError("aqn.exclude_router_input: the model has no router; leave it out");
+  std::vector<NoiseTarget> parameters;
+  for (const CausalLm::Parameter& parameter : model.parameters())
+    parameters.push_back({parameter.name, parameter.tensor, parameter.place});
+  const NormSelection selection{moe && !spec.aqn->exclude_router_input, spec.aqn->layers, model.config().layers,
+                                static_cast<int64_t>(model.norm_count()), spec.aqn->exclude_router_input};
+  noise = std::make_unique<NormNoise>(*spec.aqn, select_norms(parameters, selection), model.config().layers, spec.seed,
+                                      last_stage().steps);
+}
+
+double TrainingRun::State::strongest_sigma(int64_t* at) const {
+  double strongest = 0;
+  for (int64_t step = 0; step < last_stage().steps; ++step) {
+    const double sigma = strength_at(spec.aqn->schedule, step, last_stage().steps);
+    if (sigma > strongest && at != nullptr) *at = step;
+    strongest = std::max(strongest, sigma);
+  }
+  if (strongest == 0)
+    throw UsageError("aqn: the schedule gives sigma 0 at every step; a run without noise would be reported as noisy");
+  return strongest;
+}
+
+double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, int64_t strongest) {
+  if (noise) {
+    const PhaseScope phase(Phase::kEval);
+    const std::shared_ptr<void> guard = noise->apply(strongest);
+    const double share = accuracy(some);
+    noise->check();
+    return share;
+  }
+  PlanSettings settings;
+  settings.seed = spec.seed;
+  Injection alone({constant_noise_rule(*spec.aqn, strongest_sigma())}, settings, *loaded.model, Phase::kRollout,
+                  injection->censuses());
+  const PhaseScope phase(Phase::kRollout);
+  alone.arm();
+  const double share = accuracy(some);
+  if (const Injection::Proof proof = alone.finish(); !proof.complaints.empty())
+    throw EvidenceError("aqn: " + proof.complaints.front());
+  return share;
+}
+
+// At the strongest noise, before the first step that samples: a policy that answers nothing teaches nothing.
+void TrainingRun::State::check_noise() {
+  if (!spec.aqn) return;
+  int64_t strongest = 0;
+  const double sigma = strongest_sigma(&strongest);
+  const auto some = std::span<const Problem>(validation).first(std::min(kCheckProblems, validation.size()));
+  line(noise ? fmt::format("[aqn] {} RMSNorm weights, sigma up to {:.4g}", noise->targets(), sigma)
+             : fmt::format("[aqn] noise on {}, sigma up to {:.4g}",
+                           spec.aqn->sites == AqnSites::kLayerOutput ? "layer outputs" : "matrix products", sigma));
+  if (const std::string note = schedule_note(spec.aqn->schedule, last_stage().steps); !note.empty())
+    line("[aqn] " + note);
+  if (some.empty()) return;
+  if (injection) injection->disarm();
+  double clean = 0;
+  {
+    const PhaseScope phase(Phase::kEval);
+    clean = accuracy(some);
+  }
+  const double noisy_share = accuracy_under_noise(some, strongest);
+  line(fmt::format("[aqn] accuracy on {} problems: clean {:.3f}, under the strongest noise {:.3f}", some.size(), clean,
+                   noisy_share));
+  if (noisy_share < kLeastShare * clean && !spec.aqn->force)
+    throw UsageError(
+        fmt::format("aqn: sigma {:g} takes accuracy from {:.1f} % to {:.1f} %, below four fifths; choose a "
+                    "smaller sigma or sigma_scale: relative, or say aqn.force: true",
+                    sigma, 100 * clean, 100 * noisy_share));
+}
+
+void TrainingRun::State::count_noise() {
+  const NoiseApplied& last = noise->last();
+  const bool sounded = last.sigma > 0;
+  const auto add = [&](const char* key, int64_t by) { noisy[key] = noisy.value(key, int64_t{0}) + by; };
+  add("steps", 1), add("noisy_steps", sounded ? 1 : 0), add("changed", last.changed);
+  noisy["weights"] = last.weights;
+  if (!sounded) return;
+  noisy["sum_of_measured_over_expected"] =
+      noisy.value("sum_of_measured_over_expected", 0.0) + last.measured / last.expected;
+}
+
+}  // namespace faultline

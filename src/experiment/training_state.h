@@ -1,0 +1,60 @@
+// What a training run holds while it lives. The class's own header shows none of it; its parts are in training_run.cpp
+// (plan, hooks, validation, evidence), training_noise.cpp (AQN) and training_prediction.cpp (what it will cost).
+#pragma once
+
+#include <span>
+
+#include "experiment/training_run.h"
+#include "train/trainer.h"
+
+namespace faultline {
+
+struct TrainingRun::State {
+  LoadedModel& loaded;
+  TrainingSpec spec;
+  Problems problems;
+  std::vector<Problem> validation;
+  TrainData data;
+  std::unique_ptr<Trainer> trainer;
+  std::unique_ptr<Injection> injection;
+  std::unique_ptr<NormNoise> noise;
+  TrainingProgress progress;
+  Json before;                  // evidence of the parts before this one
+  Json noisy = Json::object();  // what the noise on norms did in this part and those before
+  bool acted = false;           // the plan was armed in this part
+  double noise_seconds = 0;
+
+  Replicas replicas;
+
+  State(LoadedModel& loaded, TrainingSpec spec, Replicas replicas);
+
+  const StageSpec& last_stage() const { return spec.train.spec.stages.back(); }
+  bool in_last_stage(const TrainPosition& position) const {
+    return position.stage + 1 == spec.train.spec.stages.size();
+  }
+  void make_plan();
+  void make_noise();
+  TrainHooks hooks();
+  void arm() {
+    injection->arm();
+    acted = true;
+  }
+  bool activation_noise() const { return spec.aqn && spec.aqn->sites != AqnSites::kNormWeight; }
+  double strongest_sigma(int64_t* at = nullptr) const;
+  double accuracy_under_noise(std::span<const Problem> some, int64_t strongest);
+  void count_noise();
+  Json evidence();
+  bool trainer_validates_faulty() const {
+    return std::any_of(spec.rules.begin(), spec.rules.end(), [&](const Rule& rule) {
+      return read_phases(rule.phases, spec.phases).test(static_cast<std::size_t>(Phase::kEval));
+    });
+  }
+  double accuracy(std::span<const Problem> some) const;
+  Json validate(const TrainPosition& position, bool faulty);
+  void check_noise();
+  void line(const std::string& text) const {
+    if (progress.on_line) progress.on_line(text);
+  }
+};
+
+}  // namespace faultline
