@@ -21,9 +21,10 @@ target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_
 # libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
 target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
 # Versions that we are tested with; another one is tried, and refused here where it has not what the taps need.
-set(FAULTLINE_TESTED_TORCH 2.11)
+set(tested_torches 2.11 2.13)
+string(JOIN " and " tested_names ${tested_torches})
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor "${TORCH_VERSION}")
-if(NOT torch_minor IN_LIST FAULTLINE_TESTED_TORCH)
+if(NOT torch_minor IN_LIST tested_torches)
   set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
   try_compile(torch_serves ${CMAKE_BINARY_DIR}/torch_probe ${CMAKE_SOURCE_DIR}/cmake/torch_probe.cpp
               CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${TORCH_ROOT}/include;${TORCH_ROOT}/include/torch/csrc/api/include"
@@ -31,9 +32,9 @@ if(NOT torch_minor IN_LIST FAULTLINE_TESTED_TORCH)
   unset(CMAKE_TRY_COMPILE_TARGET_TYPE)
   if(NOT torch_serves)
     message(FATAL_ERROR "torch ${TORCH_VERSION} in ${TORCH_ROOT} has not the dispatcher's interface that the taps need: "
-                        "faultline is known to work with torch ${FAULTLINE_TESTED_TORCH}; install one of these\n${torch_complaints}")
+                        "faultline is tested with torch ${tested_names}; install one of these\n${torch_complaints}")
   endif()
-  message(WARNING "torch ${TORCH_VERSION}: faultline is tested with ${FAULTLINE_TESTED_TORCH}; this one is tried")
+  message(WARNING "torch ${TORCH_VERSION}: faultline is tested with ${tested_names}; this one is tried")
 endif()
 # Beside the library, for python/faultline/_library.py: a library for another torch is refused with a sentence.
 file(WRITE ${CMAKE_BINARY_DIR}/libfaultline.torch "${TORCH_VERSION}\n")

@@ -3,13 +3,16 @@ compute, and every mistake as a sentence. A run that should have been faulty is 
 
 import json
 import os
+import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import faultline
-from clients_process import python, write
+from clients_process import ROOT, python, write
 from faultline import __main__ as launcher
 from faultline import evidence
 from faultline.environment import armed
@@ -164,11 +167,35 @@ def test_a_second_copy_of_the_library_is_refused(tmp_path):
     assert done.returncode != 0 and "another copy of the library is loaded in this process already" in done.stderr
 
 
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake: nothing is built on this machine")
+@pytest.mark.parametrize("version, has_interface", [("1.13.1", False), ("2.12.0", True)])
+def test_a_torch_that_nobody_has_tried_is_tried_and_refused_where_it_does_not_serve(tmp_path, version, has_interface):
+    """A torch in name: its version, and the headers of the real one or empty ones."""
+    fake = tmp_path / "torch"
+    fake.mkdir()
+    write(fake, "__init__.py", f"__version__ = {version!r}")
+    real = pathlib.Path(torch.__file__).parent
+    (fake / "lib").symlink_to(real / "lib")
+    (tmp_path / "torch.libs").symlink_to(real / "../torch.libs")
+    if has_interface:
+        (fake / "include").symlink_to(real / "include")
+    else:
+        for header in ("ATen/core/dispatch/Dispatcher.h", "torch/library.h"):
+            (fake / "include" / header).parent.mkdir(parents=True)
+            write(fake / "include", header, "")
+    done = subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path / "build", f"-DFAULTLINE_PYTHON={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    said = " ".join(done.stderr.split())
+    if has_interface:
+        assert done.returncode == 0 and f"torch {version}: faultline is tested with 2.11 and 2.13; this one is tried" in said, said
+    else:
+        assert done.returncode != 0 and f"torch {version} in" in said and "has not the dispatcher's interface that the taps need: faultline is tested with torch 2.11 and 2.13; install one of these" in said, said
+
+
 # --- gathering --------------------------------------------------------------------------------------------------------
-def entry(pid=1, calls=3, work=None, complaints=(), unreached=None):
+def entry(pid=1, calls=3, work=None, complaints=(), unreached=None, notes=None):
     rules = [{"name": "a", "kind": "gain", "sites": 1, "calls": calls, "elements": 8 * calls, "changed": 8 * calls, "unreached": unreached or {}}]
     report = {"rules": rules, "rows": [{}] * bool(calls), "complaints": list(complaints), "forwards": {}}
-    return {"format": 1, "host": "h", "pid": pid, "role": "worker", "ended": True, "work": work or {}, "report": report}
+    return {"format": 1, "host": "h", "pid": pid, "role": "worker", "ended": True, "work": work or {}, "notes": notes or {}, "report": report}
 
 
 def test_totals_are_over_processes_and_complaints_name_theirs():
@@ -183,6 +210,30 @@ def test_totals_are_over_processes_and_complaints_name_theirs():
     assert evidence.merge([entry(1), entry(2, calls=0, work={"rollout": 1})])["complaints"] == ["process 2 on h has computed, and no rule of the plan met a single call there"]
     assert evidence.merge([entry(1), entry(2, calls=0, work={"rollout": 1}, unreached={"phase rollout is off": 4})])["complaints"] == []
     assert "no process has written evidence" in evidence.merge([])["complaints"][0]
+
+
+def test_the_noise_on_norms_is_counted_over_processes_and_its_absence_is_a_complaint():
+    def with_noise(pid, **counts):
+        return entry(pid, work={"rollout": 1}, notes={"aqn": {**evidence.NO_NOISE, **counts}})
+
+    assert evidence.merge([entry(1)])["aqn"] is None
+    whole = evidence.merge([with_noise(1, asked=5, norms=5, applications=2), with_noise(2, asked=5, norms=5, applications=1), entry(3, notes={"aqn": evidence.NO_NOISE})])
+    assert whole["aqn"] == {"asked": 10, "norms": 10, "applications": 3, "processes": 2} and whole["complaints"] == []
+    [complaint] = evidence.merge([with_noise(1, asked=5, norms=4, applications=1)])["complaints"]
+    assert complaint == "process 1 on h: noise was put on 5 norm weights and 4 carry it: something wrote them past load_weights"
+    own, all_of_them = evidence.merge([with_noise(1)])["complaints"]
+    assert "process 1 on h: this process has generated, and the noise" in own and all_of_them == "the section aqn put noise on no norm in any process"
+
+
+def test_noise_on_norms_that_nobody_would_apply_is_refused(files, tmp_path):
+    aqn = recipe(aqn={"schedule": "constant", "sigma_start": 0.05})
+    with pytest.raises(ValueError, match="section aqn asks for noise on norms"), faultline.plan(aqn):
+        pass
+    with faultline.plan(aqn, overrides=["~aqn"]):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    files["recipe"] = write(tmp_path, "aqn.json", aqn)
+    done = under_plan(files, files["generate"])
+    assert done.returncode != 0 and done.stdout == "" and "was put on no norm here" in done.stderr
 
 
 def test_collecting_refuses_what_is_no_evidence(tmp_path):

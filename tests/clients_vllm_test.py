@@ -50,6 +50,9 @@ if __name__ == "__main__":
         [result["norms"]] = engine.collective_rpc("send_norms")
     if "faultline" in sys.modules:
         result["collection"] = sys.modules["faultline"].collect(engine, on_missing="warn")
+    if "overwrite" in actions:
+        engine.collective_rpc("overwrite_norm")
+        result["overwritten"] = sys.modules["faultline"].collect(engine, on_missing="warn")
     if "coverage" in actions:
         from faultline import vllm_coverage
         result["coverage"] = vllm_coverage.coverage(engine, lambda: ask(engine))
@@ -194,11 +197,16 @@ def test_a_dead_zone_at_one_layers_output_zeroes_what_it_would_in_our_own_rollou
 
 def test_norms_carry_the_noise_of_the_section_aqn_and_carry_it_again_after_an_update(tmp_path, model, installed):
     both = {**rule({"operator": "matmul", "layer": 0}, {"kind": "relative_gaussian", "strength": 0.05}), "aqn": {"schedule": "constant", "sigma_start": 0.05}}
-    result = result_of(run(tmp_path, model, installed, both, "send", **ALONE))
+    result = result_of(run(tmp_path, model, installed, both, "send", "overwrite", **{**ALONE, "environment": {**ALONE["environment"], "FAULTLINE_ON_MISSING": "warn"}}))
     norms = result["norms"]
     assert len(norms) == 2 * LAYERS + 1 and all(0.03 < distance < 0.07 for distance in norms.values()), norms
-    aqn = result["collection"]["processes"][0]["notes"]["aqn"]
-    assert aqn["norms"] == 2 * LAYERS + 1 and aqn["applications"] == 2 and aqn["sigma"] == 0.05 and 0.04 < aqn["realised"] < 0.06
+    collection = result["collection"]
+    assert collection["aqn"] == {"asked": 2 * LAYERS + 1, "norms": 2 * LAYERS + 1, "applications": 2, "processes": 1} and collection["complaints"] == []
+    aqn = collection["processes"][0]["notes"]["aqn"]
+    assert aqn["sigma"] == 0.05 and 0.04 < aqn["realised"] < 0.06
+    # A weight that was written past load_weights is clean: the count tells.
+    [complaint] = result["overwritten"]["complaints"]
+    assert result["overwritten"]["aqn"]["norms"] == 2 * LAYERS and complaint.endswith("noise was put on 5 norm weights and 4 carry it: something wrote them past load_weights")
 
 
 def test_compiled_code_keeps_matrix_products_in_sight_and_the_coverage_names_what_it_hides(tmp_path, model, installed):

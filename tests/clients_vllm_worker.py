@@ -24,6 +24,10 @@ class Extension:
     def watched(self):
         return [tensor.view(torch.int16).tolist() for tensor in self.seen]
 
+    def overwrite_norm(self):
+        """New weights by a way that nobody watches."""
+        self.model_runner.get_model().model.norm.weight.data.fill_(1)
+
     def send_norms(self):
         """A trainer's new weights: every norm is 1. -> how far the weights are from that afterwards"""
         model = self.model_runner.get_model()

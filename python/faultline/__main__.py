@@ -83,6 +83,8 @@ def _end(environment, evidence) -> int:
         return EXIT_EVIDENCE if own.on_missing == "raise" else 0
     for name, rule in collection["rules"].items():
         print(f"[fault {name}] {rule['calls']} calls in {rule['processes']} process{'es' if rule['processes'] != 1 else ''}, {rule['changed']} of {rule['elements']} elements changed", file=sys.stderr)
+    if (aqn := collection["aqn"]) is not None:
+        print(f"[aqn] {aqn['norms']} norm weights carry noise in {aqn['processes']} process{'es' if aqn['processes'] != 1 else ''}, put on {aqn['applications']} times", file=sys.stderr)
     return 0
 
 

@@ -48,7 +48,9 @@ class Armed:
         self.plan = Plan(recipe, total_steps=int(steps)).arm()
         self.process, self.role = os.getpid(), "script"
         self.work: dict[str, int] = {}  # pieces of work by phase: generations, optimizer steps
-        self.notes: dict[str, dict] = {}  # what else was done here: noise on norms
+        # What else was done here: noise on norms, where the recipe asks for it.
+        self.notes: dict[str, dict] = {"aqn": dict(evidence.NO_NOISE)} if torch.ops.faultline.has_aqn(recipe, []) else {}
+        self.before_snapshot: list = []  # functions that bring the notes up to date
         self._written = 0.0
         self._optimizer_steps = register_optimizer_step_post_hook(lambda *_: self.note_work("actor_forward"))
 
@@ -66,23 +68,27 @@ class Armed:
 
     def _require_rows(self, phase: str) -> None:
         report = self.plan.read()
-        if not evidence.is_empty(report):
-            return
-        names = ", ".join(f"'{rule['name']}'" for rule in report["rules"])
-        complaint = f"this process has computed ({phase}) and none of the plan's rules ({names}) met a single call; do its operators have other names here? faultline.census(run) lists them"
-        if self.on_missing == "raise":
-            raise EvidenceError([complaint], report)
-        print(f"faultline: {complaint}", file=sys.stderr)
+        complaints = evidence.complaints_about_noise(self.notes, self.work)
+        if evidence.is_empty(report):
+            names = ", ".join(f"'{rule['name']}'" for rule in report["rules"])
+            complaints.append(f"this process has computed ({phase}) and none of the plan's rules ({names}) met a single call; do its operators have other names here? faultline.census(run) lists them")
+        if complaints and self.on_missing == "raise":
+            raise EvidenceError(complaints, report)
+        for complaint in complaints:
+            print(f"faultline: {complaint}", file=sys.stderr)
 
     def _complaints(self, report: dict) -> list[str]:
+        about_noise = evidence.complaints_about_noise(self.notes, self.work)
         if self.role == "script":
-            return report["complaints"]
+            return report["complaints"] + about_noise
         if (self.work or report["forwards"]) and evidence.is_empty(report):
-            return ["this process has computed and no rule of the plan met a single call"]
-        return evidence.complaints_of_what_fired(report)
+            return ["this process has computed and no rule of the plan met a single call", *about_noise]
+        return evidence.complaints_of_what_fired(report) + about_noise
 
     # --- evidence -----------------------------------------------------------------------------------------------------
     def snapshot(self, *, ended=False) -> dict:
+        for refresh in self.before_snapshot:
+            refresh()
         return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), notes=self.notes, ended=ended)
 
     def write(self, *, ended: bool) -> None:

@@ -21,6 +21,7 @@ import torch
 
 _FORMAT = 1
 _COUNTS = ("calls", "elements", "changed")
+NO_NOISE = {"asked": 0, "norms": 0, "applications": 0}  # notes.aqn of a process whose recipe asks for noise on norms
 
 
 class CollectionError(RuntimeError):
@@ -82,9 +83,29 @@ def complaints_of_what_fired(report: dict) -> list[str]:
     return [text for text in report["complaints"] if not text.startswith(silent)] if silent else report["complaints"]
 
 
+def complaints_about_noise(notes: dict, work: dict[str, int]) -> list[str]:
+    """The section aqn is a promise about what generates: its norms have been given noise, and carry it."""
+    aqn = notes.get("aqn")
+    if aqn is None or not work.get("rollout"):
+        return []
+    if not aqn["applications"]:
+        return ["this process has generated, and the noise that the recipe's section aqn asks for was put on no norm here; among other people's engines vLLM's sampler gets it"]
+    if aqn["norms"] != aqn["asked"]:
+        return [f"noise was put on {aqn['asked']} norm weights and {aqn['norms']} carry it: something wrote them past load_weights"]
+    return []
+
+
+def _noise_of_all(entries: list[dict]) -> dict | None:
+    """The counts of the section aqn over the processes, as those of a rule; nothing where no recipe has the section."""
+    noises = [entry["notes"]["aqn"] for entry in entries if "aqn" in entry["notes"]]
+    if not noises:
+        return None
+    return {**{column: sum(noise[column] for noise in noises) for column in NO_NOISE}, "processes": sum(noise["applications"] > 0 for noise in noises)}
+
+
 def merge(entries: list[dict]) -> dict:
-    """-> {processes, rules, complaints}: totals of every rule over the processes. A process complains for itself; over all
-    of them a rule must have fired somewhere."""
+    """-> {processes, rules, aqn, complaints}: totals of every rule over the processes, and of the noise on norms. A process
+    complains for itself; over all of them a rule must have fired somewhere."""
     rules: dict[str, dict] = {}
     complaints: list[str] = []
     for entry in entries:
@@ -96,15 +117,18 @@ def merge(entries: list[dict]) -> dict:
             total["processes"] += rule["calls"] > 0
         if entry["work"] and is_empty(entry["report"]):
             complaints.append(f"{who} has computed, and no rule of the plan met a single call there")
-        complaints += [f"{who}: {text}" for text in complaints_of_what_fired(entry["report"])]
+        complaints += [f"{who}: {text}" for text in complaints_of_what_fired(entry["report"]) + complaints_about_noise(entry["notes"], entry["work"])]
     complaints += [f"rule '{name}' never fired in any process" for name, total in rules.items() if total["calls"] == 0]
     if not rules:
         complaints.append("no process has written evidence; was the plan armed (FAULTLINE_RECIPE) in the processes that compute?")
-    return {"processes": entries, "rules": rules, "complaints": complaints}
+    aqn = _noise_of_all(entries)
+    if aqn is not None and not aqn["processes"]:
+        complaints.append("the section aqn put noise on no norm in any process")
+    return {"processes": entries, "rules": rules, "aqn": aqn, "complaints": complaints}
 
 
 def collect(source=None, *, on_missing: str = "raise") -> dict:
-    """The evidence of all processes of a run, as {processes, rules, complaints}.
+    """The evidence of all processes of a run, as {processes, rules, aqn, complaints}.
 
     source: nothing: the files in FAULTLINE_EVIDENCE, and this process. A path: the files in that folder. vLLM's LLM: its
     workers are asked (collective_rpc). A list of Ray actors: each is asked.

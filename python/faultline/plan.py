@@ -92,6 +92,8 @@ class Plan:
             self._attachment = None
 
     def __enter__(self):
+        if _OPS.has_aqn(self._recipe, self._overrides):
+            raise ValueError("this recipe's section aqn asks for noise on norms, which `faultline train` and vLLM's sampler get; in this process it would do nothing: leave it out (overrides=['~aqn'])")
         return self.arm()
 
     def __exit__(self, kind, *_):

@@ -31,6 +31,8 @@ class NormNoise:
         self._total = int(os.environ.get("FAULTLINE_TOTAL_STEPS", "1"))
         self.remember()
 
+        own.before_snapshot.append(self.count)
+
     def remember(self) -> None:
         self._clean = [module.weight.detach().clone() for _, module in self._norms]
 
@@ -41,16 +43,27 @@ class NormNoise:
     def apply(self, step: int) -> None:
         self.step = step
         expected = measured = sigma = 0.0
+        self._noisy = []
         for (path, module), clean in zip(self._norms, self._clean, strict=True):
             noisy, sigma, wanted, got = _OPS.norm_noise(clean, self._recipe, path, self._layers, step, self._total)
             module.weight.data.copy_(noisy)
+            if wanted:
+                self._noisy.append((module, clean, noisy))
             expected, measured = expected + wanted, measured + got
+        if sigma and not self._noisy:
+            raise ValueError("aqn.layers names none of the model's norms; a run without noise would be reported as one with it")
         share = (measured / expected) ** 0.5 if expected else 1.0
-        print(f"[aqn] applied noise to {len(self._norms)} RMSNorm weights (skipped 0), sigma={sigma:.4g}, realised={sigma * share:.4g}", file=sys.stderr)
-        earlier = self._own.notes.get("aqn", {"applications": 0})
-        self._own.notes["aqn"] = {"norms": len(self._norms), "sigma": sigma, "realised": sigma * share, "step": step, "applications": earlier["applications"] + 1}
+        earlier = self._own.notes["aqn"]["applications"]
+        self._own.notes["aqn"] = {"asked": len(self._noisy), "sigma": sigma, "realised": sigma * share, "step": step, "applications": earlier + 1}
+        self.count()
+        carriers = self._own.notes["aqn"]["norms"]
+        print(f"[aqn] applied noise to {carriers} RMSNorm weights (skipped {len(self._norms) - carriers}), sigma={sigma:.4g}, realised={sigma * share:.4g}", file=sys.stderr)
         if not _STRENGTH_BAND[0] < share < _STRENGTH_BAND[1]:
             raise EvidenceError([f"aqn: step {step}: the weights carry {share:.3g} of the noise that the schedule asks for"], None)
+
+    def count(self) -> None:
+        """How many norms carry their noise now: a weight may be written past load_weights, and is clean then."""
+        self._own.notes["aqn"]["norms"] = sum(torch.equal(module.weight, noisy) and not torch.equal(noisy, clean) for module, clean, noisy in self._noisy)
 
 
 def _has_weight(module: torch.nn.Module) -> bool:

@@ -94,7 +94,7 @@ def _know(model: torch.nn.Module, own: environment.Armed) -> None:
     _join_residuals(model)
     _register_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
-    if _OPS.has_aqn(recipe):
+    if _OPS.has_aqn(recipe, []):
         noise = _noises[id(model)] = NormNoise(model, recipe, own)
         noise.apply(0)
     _watch_updates(model)

@@ -21,22 +21,28 @@ struct Aqn {
   uint64_t seed = 0;
 };
 
+Aqn read_recipe(const std::string& recipe, at::ArrayRef<std::string> overrides) {
+  const std::vector<std::string> changes(overrides.begin(), overrides.end());
+  const bool is_text = recipe.find_first_of("\n{") != std::string::npos;
+  const Node node = is_text ? parse_recipe(recipe, changes) : load_recipe(recipe, changes);
+  Aqn aqn;
+  aqn.seed = static_cast<uint64_t>(node.at("seed").as_integer());
+  if (const Node* section = node.find("aqn")) aqn.spec = read_aqn(*section);
+  return aqn;
+}
+
+// Read once: a model has dozens of norms, and they must have their noise from one text.
 const Aqn& aqn_of(const std::string& recipe) {
   static std::mutex mutex;
   static std::map<std::string, Aqn> known;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(recipe);
   if (found != known.end()) return found->second;
-  const bool is_text = recipe.find_first_of("\n{") != std::string::npos;
-  const Node node = is_text ? parse_recipe(recipe, {}) : load_recipe(recipe, {});
-  Aqn aqn;
-  aqn.seed = static_cast<uint64_t>(node.at("seed").as_integer());
-  if (const Node* section = node.find("aqn")) aqn.spec = read_aqn(*section);
-  return known.emplace(recipe, std::move(aqn)).first->second;
+  return known.emplace(recipe, read_recipe(recipe, {})).first->second;
 }
 
-bool op_has_aqn(const std::string& recipe) {
-  return translated([&] { return aqn_of(recipe).spec.has_value(); });
+bool op_has_aqn(const std::string& recipe, at::ArrayRef<std::string> overrides) {
+  return translated([&] { return read_recipe(recipe, overrides).spec.has_value(); });
 }
 
 bool means_layer(const AqnSpec& spec, int64_t layer) {
@@ -73,7 +79,7 @@ std::tuple<at::Tensor, double, double, double> op_norm_noise(const at::Tensor& c
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(faultline, m) {
-  m.def("has_aqn(str recipe) -> bool", op_has_aqn);
+  m.def("has_aqn(str recipe, str[] overrides) -> bool", op_has_aqn);
   m.def(
       "norm_noise(Tensor clean, str recipe, str path, int layer_count, int step, int total_steps) -> (Tensor, float, "
       "float, float)",
