@@ -83,10 +83,13 @@ def test_an_actors_arithmetic_is_faulty_and_the_driver_gets_its_ledger(cluster, 
     assert again == first and Worker().multiply(3) == here
 
 
-def test_actors_without_a_plan_are_told_apart(cluster):
+def test_actors_without_a_plan_and_actors_that_died_are_told_apart(cluster):
     connect(cluster)
     actor = ray.remote(num_cpus=0.5)(Worker).options(runtime_env={"env_vars": {"PYTHONPATH": PATH, "FAULTLINE_LIBRARY": str(faultline.library_path())}}).remote()
     with pytest.raises(ValueError, match="1 of 1 actors have no plan armed"):
+        faultline.collect([actor])
+    ray.kill(actor)
+    with pytest.raises(RuntimeError, match="an actor is gone, and its evidence with it .set FAULTLINE_EVIDENCE"):
         faultline.collect([actor])
 
 

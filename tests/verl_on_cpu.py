@@ -1,0 +1,73 @@
+"""verl on a CPU: it ships platforms for accelerators only and takes others from external modules, as this one is
+(VERL_USE_EXTERNAL_MODULES=verl_on_cpu,faultline_verl VERL_PLATFORM=cpu). Run as a script it trains with verl's own SFT
+trainer, engine and optimizer; arguments are hydra's. (Not `-m verl.trainer.sft_trainer`: that one asks for two backends, one
+of them for "cpu", and torch refuses the same device twice.)"""
+
+import contextlib
+import sys
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+for _name in ("memory_reserved", "memory_allocated", "max_memory_allocated", "max_memory_reserved", "empty_cache"):
+    setattr(torch.cpu, _name, lambda *_: 0)
+
+
+def _nothing(self, *_):
+    return None
+
+
+class Cpu(PlatformBase):
+    device_name, vendor_name, device_module = "cpu", "none", torch.cpu
+    set_device = synchronize = manual_seed = manual_seed_all = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing
+
+    def is_available(self):
+        return True
+
+    def current_device(self):
+        return torch.device("cpu")
+
+    def device_count(self):
+        return 1
+
+    def get_device_capability(self, device_index=0):
+        return None, None
+
+    def communication_backend_name(self):
+        return "gloo"
+
+    def visible_devices_envvar(self):
+        return "NO_VISIBLE_DEVICES"
+
+    def ray_resource_name(self):
+        return "CPU"
+
+    def ray_noset_envvars(self):
+        return []
+
+    def is_ipc_supported(self):
+        return False
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg):
+        yield
+
+
+if PlatformRegistry.get("cpu") is None:  # as a script this file is imported twice
+    PlatformRegistry.register(platform="cpu")(Cpu)
+
+
+def main(overrides):
+    import hydra
+    from verl.trainer.sft_trainer import SFTTrainer
+
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        config = hydra.compose("sft_trainer_engine", overrides)
+    torch.distributed.init_process_group("gloo")
+    SFTTrainer(config=config).fit()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
