@@ -323,3 +323,7 @@ def test_an_interrupted_experiment_leaves_nothing_behind(cluster, tmp_path, how)
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 2 and "interrupted; what was finished is kept, the same command goes on" in errors, errors
     assert here() == []
+    while any(os.path.exists(f"/proc/{folder.name.split('-')[2]}") for folder in there()):  # Ray is ending its workers
+        time.sleep(0.05)
+    after = on(cluster, "run", recipe_path, "--scale", "tiny", "--quiet", "--out", tmp_path / "after", "--executor", "ray")
+    assert after.returncode == 0 and there() == [], after.stderr

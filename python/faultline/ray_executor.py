@@ -22,9 +22,14 @@ def run_task(program, request, files):
     import contextlib
     import ctypes
     import pathlib
+    import shutil
     import signal
     import tempfile
     import time
+
+    for left in pathlib.Path(tempfile.gettempdir()).glob("faultline-task-*-*"):  # by workers that were killed
+        if not os.path.exists(f"/proc/{left.name.split('-')[2]}"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def die_with_the_worker():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -34,7 +39,7 @@ def run_task(program, request, files):
     if request["directory"] and not os.path.isdir(request["directory"]):
         return {"error": f"{request['directory']} is not on {os.uname().nodename}; every machine of the cluster needs recipe, data and model under the same path"}, {}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name not in LAUNCHER}
-    with tempfile.TemporaryDirectory(prefix="faultline-task-") as name, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix=f"faultline-task-{os.getpid()}-") as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
         for path, content in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
