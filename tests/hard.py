@@ -74,7 +74,7 @@ def parts(venv, short):
     yield Part("mutation", "small breakages of the source, each caught by a test", [[python, "tests/mutate.py", "--json", "build/mutation.json", *(["--only", "0"] if short else [])]])
     yield Part("fuzz", "every parser under libFuzzer", [["./dev", "fuzz"]], {"FUZZ_MINUTES": amount("FUZZ_MINUTES", 30, 0.01)}, missing=clang)
     yield Part("soak", "a campaign and a race for hours: memory, files and pace as at the beginning",
-               [[python, "tests/soak.py", "--json", "build/soak.json", "--minutes", amount("SOAK_MINUTES", 120, 0.5)]], {"FAULTLINE_BUILD": "build"})  # fmt: skip
+               [[python, "tests/soak.py", "--json", "build/soak.json", "--minutes", amount("SOAK_MINUTES", 120, 1)]], {"FAULTLINE_BUILD": "build"})  # fmt: skip
 
 
 def run_part(part):

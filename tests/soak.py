@@ -43,8 +43,8 @@ class Subject:
 
     def done(self):
         """How far its progress is; a line appears every ten seconds."""
-        counts = re.findall(r"([\d,]+)/[\d,]+ \[", self.log.read_text(encoding="utf-8", errors="replace"))
-        return int(counts[-1].replace(",", "")) if counts else 0
+        counts = re.findall(r"([\d.]+)([kMG]?)/\S+ \[", self.log.read_text(encoding="utf-8", errors="replace"))
+        return round(float(counts[-1][0]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[counts[-1][1]]) if counts else 0
 
     def sample(self):
         if self.process.poll() is not None:
@@ -89,7 +89,7 @@ def judge(name, samples):
 
     row["pace_first"], row["pace_last"] = round(pace(first[0], middle), 2), round(pace(middle, last[-1]), 2)
     row["growth"] = row["kib_last"] / row["kib_first"] - 1
-    row["flat"] = row["growth"] <= GROWTH and row["files_last"] <= row["files_first"] and row["pace_last"] >= (1 - SLOWDOWN) * row["pace_first"]
+    row["flat"] = row["pace_first"] > 0 and row["growth"] <= GROWTH and row["files_last"] <= row["files_first"] and row["pace_last"] >= (1 - SLOWDOWN) * row["pace_first"]
     return row
 
 
