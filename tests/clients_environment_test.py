@@ -148,6 +148,11 @@ def test_a_mistake_is_a_sentence_and_nothing_runs(own_environment, files, tmp_pa
     assert not torch.ops.faultline.plan_is_armed() and armed() is None
 
 
+def test_a_mistake_in_the_environment_of_the_launcher_is_a_sentence_too(tmp_path):
+    done = python("-m", "faultline", write(tmp_path, "script.py", "print('ran')"), FAULTLINE_RECIPE="/nowhere/recipe.yaml")
+    assert done.returncode == 64 and done.stdout == "" and done.stderr.startswith("faultline: ") and "/nowhere/recipe.yaml" in done.stderr
+
+
 def test_an_unknown_option_is_a_mistake_too(capsys):
     with pytest.raises(SystemExit) as end:
         launcher.main(["--nonsense"])

@@ -5,6 +5,7 @@ bits. A fault is written in the short form of the command line, `relative_gaussi
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 
@@ -131,4 +132,11 @@ def read_ledger(ledger: torch.Tensor) -> dict[str, int | float | None]:
     return numbers
 
 
-arm_from_environment()
+def _is_launcher() -> bool:
+    """`python -m faultline` imports this package before its own main, which arms the plan and says a mistake in a sentence."""
+    words = sys.orig_argv
+    return sys.argv[:1] == ["-m"] and "-m" in words and words[words.index("-m") + 1 :][:1] == ["faultline"]
+
+
+if not _is_launcher():
+    arm_from_environment()
