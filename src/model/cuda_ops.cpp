@@ -13,7 +13,7 @@
 #include "model/cuda_checks.h"
 #include "model/ops.h"
 #include "model/sampling.h"
-#include "numeric/current_stream.h"
+#include "site/current_stream.h"
 
 namespace faultline::ops {
 namespace {

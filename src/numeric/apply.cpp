@@ -12,7 +12,7 @@
 #include "numeric/apply_device.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/kernels.h"
-#include "numeric/current_stream.h"
+#include "site/current_stream.h"
 #endif
 
 namespace faultline {

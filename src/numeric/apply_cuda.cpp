@@ -10,7 +10,7 @@
 
 #include "numeric/apply_device.h"
 #include "numeric/cuda/kernels.h"
-#include "numeric/current_stream.h"
+#include "site/current_stream.h"
 
 namespace faultline {
 namespace {

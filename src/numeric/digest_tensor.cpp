@@ -16,7 +16,7 @@
 #include "numeric/digest_into.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/kernels.h"
-#include "numeric/current_stream.h"
+#include "site/current_stream.h"
 #endif
 
 namespace faultline {

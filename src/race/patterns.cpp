@@ -12,7 +12,7 @@
 #include "numeric/cpu/pattern.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/pattern.h"
-#include "numeric/current_stream.h"
+#include "site/current_stream.h"
 #endif
 
 namespace faultline {
