@@ -188,7 +188,7 @@ def test_a_torch_that_nobody_has_tried_is_tried_and_refused_where_it_does_not_se
         for header in ("ATen/core/dispatch/Dispatcher.h", "torch/library.h"):
             (fake / "include" / header).parent.mkdir(parents=True)
             write(fake / "include", header, "")
-    done = subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path / "build", f"-DFAULTLINE_PYTHON={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    done = subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path / "build", f"-DFAULTLINE_PYTHON={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     said = " ".join(done.stderr.split())
     if has_interface:
         assert done.returncode == 0 and f"torch {version}: faultline is tested with 2.11; this one is tried" in said, said
