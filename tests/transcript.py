@@ -45,6 +45,7 @@ def environment(build):
     python = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
+        "PYTHONUNBUFFERED": "1",  # as at a terminal: lines of both streams in the order in which they were written
         "PATH": os.pathsep.join(path),
         "PYTHONPATH": os.pathsep.join(filter(None, python)),
         "FAULTLINE_LIBRARY": str(build / "libfaultline.so"),
