@@ -89,6 +89,10 @@ def test_actors_without_a_plan_and_actors_that_died_are_told_apart(cluster):
     with pytest.raises(ValueError, match="1 of 1 actors have no plan armed"):
         faultline.collect([actor])
     ray.kill(actor)
+    with pytest.raises(ray.exceptions.RayActorError):  # it may still answer for a while: a kill does not wait for the death
+        for _ in range(10 * LIMIT):
+            ray.get(actor.process.remote(), timeout=LIMIT)
+            time.sleep(0.1)
     with pytest.raises(RuntimeError, match="an actor is gone, and its evidence with it .set FAULTLINE_EVIDENCE"):
         faultline.collect([actor])
 

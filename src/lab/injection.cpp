@@ -12,6 +12,7 @@
 #include "lab/countable.h"
 #include "site/forward.h"
 #include "tap/boundary.h"
+#include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/prediction.h"
 
@@ -65,9 +66,8 @@ Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& m
   settings_.layer_count = model.config().layers;
   plan_ = make_plan();
   check_modules(*plan_, model.module_paths());
-  const bool scores = std::any_of(censuses_.begin(), censuses_.end(), [](const auto& census) {
-    return std::any_of(census.second.begin(), census.second.end(), [](const auto& one) { return one.scoring; });
-  });
+  const bool scores =
+      std::any_of(censuses_.begin(), censuses_.end(), [](const auto& census) { return tells_scoring(census.second); });
   refuse_operators_chosen_by_rows(*plan_, model.device(), scores);
   check_reached(*plan_, censuses_);
 }

@@ -91,28 +91,18 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
 
 void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
          SegmentPartial* partials) {
-  at::Tensor reference, source;
-  if (a.reference_kind != Reference::kNone && a.elements > 0) {
-    if (tensors.reference != nullptr) reference = *tensors.reference;
-    if (!reference.defined()) reference = cpu_reference(a, x);
-    if (tensors.reference != nullptr) *tensors.reference = reference;
-    a.reference = reference.const_data_ptr<float>();
-  }
-  if (a.kind == FaultKind::kSwap) {
-    source = x.clone();
-    a.source = source.const_data_ptr();
-  }
-  if (is_replacement(a.kind)) a.source = tensors.replacement->const_data_ptr();
+  const FaultInputs inputs = put_inputs(a, x, tensors, [&] { return cpu_reference(a, x); });
   a.profile = rule.what.profile.get();
-  a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
   const Traversal traversal = traversal_of(a, partials != nullptr);
   over_segments(traversal, [&](int64_t first, int64_t last) {
     cpu::kernels().fault(a, traversal, first, last, x.mutable_data_ptr(), partials);
   });
 }
 
+}  // namespace
+
 template <class Arguments>
-void apply(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
+void apply_on_cpu(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
   Control* row = tensors.control ? reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>()) : nullptr;
   if (row) arguments.control = started(*row);
   if (!arguments.control.armed) return;
@@ -127,15 +117,7 @@ void apply(const at::Tensor& x, const Rule& rule, Arguments arguments, const Cal
   if (row) row->progress += kProgressPerCall;
 }
 
-}  // namespace
-
-void apply_on_cpu(const at::Tensor& x, const Rule& rule, const FaultArguments& arguments, const CallTensors& tensors) {
-  apply(x, rule, arguments, tensors);
-}
-
-void apply_on_cpu(const at::Tensor& x, const Rule& rule, const QuantizeArguments& arguments,
-                  const CallTensors& tensors) {
-  apply(x, rule, arguments, tensors);
-}
+template void apply_on_cpu(const at::Tensor&, const Rule&, FaultArguments, const CallTensors&);
+template void apply_on_cpu(const at::Tensor&, const Rule&, QuantizeArguments, const CallTensors&);
 
 }  // namespace faultline

@@ -67,41 +67,24 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
 
 void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
          const cuda::Evidence& evidence, void* stream) {
-  at::Tensor reference, source;
-  if (a.reference_kind != Reference::kNone && a.elements > 0) {
-    if (tensors.reference != nullptr) reference = *tensors.reference;
-    if (!reference.defined()) reference = cuda_reference(a, x, stream);
-    if (tensors.reference != nullptr) *tensors.reference = reference;
-    a.reference = reference.const_data_ptr<float>();
-  }
-  if (a.kind == FaultKind::kSwap) {
-    source = x.clone();
-    a.source = source.const_data_ptr();
-  }
-  if (is_replacement(a.kind)) a.source = tensors.replacement->const_data_ptr();
+  const FaultInputs inputs = put_inputs(a, x, tensors, [&] { return cuda_reference(a, x, stream); });
   a.profile = device_profile(rule.what.profile, x.device());
-  a.row_keys = tensors.row_keys ? tensors.row_keys->const_data_ptr<int64_t>() : nullptr;
   cuda::fault(a, traversal_of(a, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
 }
 
+}  // namespace
+
 template <class Arguments>
-void apply(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
+void apply_on_cuda(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
   const c10::DeviceGuard guard(x.device());
   cuda::Evidence evidence;
   if (tensors.control) evidence.control = reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>());
   if (tensors.ledger) evidence.ledger = ledger_words(*tensors.ledger);
   run(x, rule, arguments, tensors, evidence, current_stream(x.device()));
 }
-}  // namespace
 
-void apply_on_cuda(const at::Tensor& x, const Rule& rule, const FaultArguments& arguments, const CallTensors& tensors) {
-  apply(x, rule, arguments, tensors);
-}
-
-void apply_on_cuda(const at::Tensor& x, const Rule& rule, const QuantizeArguments& arguments,
-                   const CallTensors& tensors) {
-  apply(x, rule, arguments, tensors);
-}
+template void apply_on_cuda(const at::Tensor&, const Rule&, FaultArguments, const CallTensors&);
+template void apply_on_cuda(const at::Tensor&, const Rule&, QuantizeArguments, const CallTensors&);
 
 }  // namespace faultline
 #endif

@@ -14,5 +14,6 @@ double system_seconds();
 
 // 20260131T235959Z: sorts by time and is a valid file name everywhere.
 std::string utc_timestamp(double seconds);
+std::string utc_text(double seconds, const char* format);  // as strftime says it
 
 }  // namespace faultline

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <ctime>
+
+#include "record/clock.h"
 
 namespace faultline::report {
 namespace {
@@ -100,12 +101,7 @@ std::string p_words(double p) { return p < 0.0001 ? "p < 0.0001" : "p = " + p_te
 std::string time_text(double seconds_since_1970) {
   constexpr double kLatest = 253402300799;  // the last second of 9999
   if (!(seconds_since_1970 > 0 && seconds_since_1970 <= kLatest)) return "at an unknown time";
-  const auto whole = static_cast<std::time_t>(seconds_since_1970);
-  std::tm parts{};
-  gmtime_r(&whole, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts);
-  return text;
+  return utc_text(seconds_since_1970, "%Y-%m-%d %H:%M UTC");
 }
 
 std::vector<std::pair<std::string, std::string>> leaves(const Json& tree) {

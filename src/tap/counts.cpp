@@ -169,12 +169,11 @@ class Expectation {
   std::set<Phase> unpredicted_;
 };
 
-// Old log-probabilities are scored in the actor's own phase, but without gradients other operators compute them.
-bool tells_scoring(const Census* census) {
-  return census != nullptr && std::any_of(census->begin(), census->end(), [](const auto& one) { return one.scoring; });
-}
-
 }  // namespace
+
+bool tells_scoring(const Census& census) {
+  return std::any_of(census.begin(), census.end(), [](const CensusEntry& entry) { return entry.scoring; });
+}
 
 void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
                   std::vector<std::string>& complaints) {
@@ -197,7 +196,7 @@ void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<
         const int64_t forwards = plan.forwards(is_backward(phase) ? Phase::kActorBackward : phase, kind);
         if (forwards == 0 || !rule->phases.test(static_cast<std::size_t>(p))) continue;
         const Census* known = census == censuses.end() ? nullptr : &census->second;
-        const int64_t scored = phase == Phase::kActorForward && tells_scoring(known)
+        const int64_t scored = phase == Phase::kActorForward && known != nullptr && tells_scoring(*known)
                                    ? forwards - plan.forwards(Phase::kActorBackward, kind)
                                    : 0;
         if (forwards > scored) expectation.add(kind, phase, forwards - scored, known);

@@ -17,6 +17,9 @@ inline constexpr int64_t kOutsideOfForwards = -1;  // CensusEntry::forwards of w
 void count_boundary(PlaceId place, Surface surface);           // nothing where this thread takes no census
 std::optional<Surface> boundary_of(const CensusEntry& entry);  // nothing: it is an operator
 
+// Old log-probabilities are scored in the actor's own phase, but without gradients other operators compute them.
+bool tells_scoring(const Census& census);
+
 // Adds a sentence for each rule on operators' results or modules' tensors and phase where the counts differ, or cannot
 // be predicted because the census saw no forward of a kind that ran. Nothing without censuses.
 void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
