@@ -6,7 +6,7 @@ import json
 import pytest
 
 import faultline
-from clients_process import python, write
+from clients_process import python, with_collectives, write
 from faultline import collectives
 from tap_models import recipe
 
@@ -38,14 +38,7 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 
 
 def run(folder, *words):
-    """Torch 2.11 itself, with nothing of ours in the process, now and then aborts while its threads end: then once more, elsewhere."""
-    for attempt in ("first", "second", "third"):
-        place = folder / attempt
-        place.mkdir(parents=True)
-        done = python(*LAUNCH, *[str(word).replace("FOLDER", str(place)) for word in words])
-        if "terminate called without an active exception" not in done.stderr:
-            break
-    return done, place
+    return with_collectives(folder, lambda: python(*LAUNCH, *[str(word).replace("FOLDER", str(folder)) for word in words]))
 
 
 def sums(done, results):
@@ -57,9 +50,9 @@ def sums(done, results):
 def test_operators_and_collectives_of_both_ranks_are_tapped(tmp_path, kind):
     script = write(tmp_path, "train.py", SCRIPT)
     plan = write(tmp_path, "recipe.json", recipe())
-    done, place = run(tmp_path / "clean", script, kind, "FOLDER/sum")
-    clean = sums(done, place / "sum")
-    done, place = run(tmp_path / "faulty", "-m", "faultline", "--recipe", plan, "--evidence", "FOLDER/evidence", "--collectives", "FOLDER/digests", script, kind, "FOLDER/sum")
+    place = tmp_path / "faulty"
+    clean = sums(run(tmp_path / "clean", script, kind, "FOLDER/sum"), tmp_path / "clean" / "sum")
+    done = run(place, "-m", "faultline", "--recipe", plan, "--evidence", "FOLDER/evidence", "--collectives", "FOLDER/digests", script, kind, "FOLDER/sum")
     faulty = sums(done, place / "sum")
     assert faulty[0] == faulty[1] != clean[0] == clean[1]
     collection = faultline.collect(place / "evidence")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import tiny_folder
-from clients_process import ROOT, python
+from clients_process import ROOT, python, with_collectives
 
 EXAMPLES = ROOT / "examples"
 
@@ -43,11 +43,12 @@ def test_a_ray_actor():
 
 
 def test_two_ranks_with_their_collectives(tmp_path):
-    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "faultline", "--recipe", EXAMPLES / "noise.yaml",
-                  "--evidence", tmp_path / "evidence", "--collectives", tmp_path / "digests", EXAMPLES / "ddp.py")
+    out = tmp_path / "out"
+    done = with_collectives(out, lambda: python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "faultline", "--recipe", EXAMPLES / "noise.yaml",
+                                                "--evidence", out / "evidence", "--collectives", out / "digests", EXAMPLES / "ddp.py"))
     assert done.returncode == 0, done.stderr
     # torchrun's ranks write unbuffered, the text and its end of line apart: two ranks may share a line.
     assert sorted(re.findall(r"rank (\d): loss \d", done.stdout)) == ["0", "1"]
-    assert done.stderr.count("[fault npu_noise]") >= 2 and len(list((tmp_path / "evidence").iterdir())) == 2
-    compared = python("-m", "faultline.collectives", "--compare", tmp_path / "digests")
+    assert done.stderr.count("[fault npu_noise]") >= 2 and len(list((out / "evidence").iterdir())) == 2
+    compared = python("-m", "faultline.collectives", "--compare", out / "digests")
     assert compared.returncode == 0, compared.stdout + compared.stderr

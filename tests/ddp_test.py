@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from clients_process import with_collectives
 from tap_models import calls, recipe, rule
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -61,7 +62,12 @@ dist.destroy_process_group()
 
 def run_ranks(code, folder, **environment):
     """-> stdout of both ranks"""
-    folder.mkdir()
+    done = with_collectives(folder, lambda: both_ranks(code, folder, **environment))
+    assert done.returncode == [0, 0], (done.stdout, done.stderr)
+    return done.stdout
+
+
+def both_ranks(code, folder, **environment):
     common = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RENDEZVOUS": f"file://{folder}/rendezvous", **environment}
     ranks = [subprocess.Popen([sys.executable, *code], env={**common, "RANK": str(rank), "FAULTLINE_LEDGER": f"{folder}/ledger{rank}"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
              for rank in range(2)]
@@ -70,8 +76,7 @@ def run_ranks(code, folder, **environment):
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], outputs
-    return [output for output, _ in outputs]
+    return subprocess.CompletedProcess(code, [process.returncode for process in ranks], [output for output, _ in outputs], "".join(errors for _, errors in outputs))
 
 
 def ledgers(folder):

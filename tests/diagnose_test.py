@@ -96,7 +96,7 @@ def test_a_smoke_campaign_continues_where_it_was(model, tmp_path):
     arguments = ["diagnose", "--model", model, "--campaign", "smoke", "--method", "all", "--store", store, "--quiet"]
     first = launch(*arguments, "--time-limit", "0.001s", "--json")
     assert first.returncode == 0, first.stderr
-    done = launch(*arguments, "--records", records, "--json", timeout=300)
+    done = launch(*arguments, "--records", records, "--json")
     summary = json.loads(done.stdout)["summary"]
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     assert len(lines) == SMOKE_TRIALS and len({(line["cell"], line["index"]) for line in lines}) == SMOKE_TRIALS
@@ -123,7 +123,7 @@ def test_a_campaign_in_worker_processes_gives_the_same_trials(model, tmp_path):
     def trials(store, *arguments):
         recipe.write_text(f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {store}}}\n")
         records = tmp_path / "records.jsonl"
-        done = launch("run", recipe, "--quiet", "--records", records, *arguments, timeout=300)
+        done = launch("run", recipe, "--quiet", "--records", records, *arguments)
         assert done.returncode == 0, done.stderr
         found = {}
         for line in map(json.loads, records.read_text().splitlines()):

@@ -227,7 +227,7 @@ def children(pid):
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and f"PPid:\t{pid}\n" in (entry / "status").read_text():
+            if entry.name.isdigit() and f"PPid:\t{pid}\n" in (entry / "status").read_text(errors="replace"):
                 found.append(int(entry.name))
         except OSError:
             pass

@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import socket
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -37,6 +38,12 @@ def launch(*arguments, env=None, timeout=600, **options):
     return subprocess.run(
         [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT, **options
     )
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def ok(*arguments, **options):

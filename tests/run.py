@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,12 +44,16 @@ class Suite:
 
 def run_command(command, environment, timeout=TIMEOUT):
     """-> (return code, output); None as code after a timeout."""
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout)
-        return done.returncode, done.stdout
-    except subprocess.TimeoutExpired as late:
-        text = late.stdout or b""
-        return None, (text if isinstance(text, str) else text.decode(errors="replace")) + f"\nstopped after {timeout} s"
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with what it started: that would slow down the suites after it
+            return None, process.communicate()[0] + f"\nstopped after {timeout} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def how_it_ended(code):

@@ -10,6 +10,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <string>
+
 extern "C" char** environ;
 
 namespace {
@@ -19,7 +21,8 @@ void note(const char* kind, const char* text) {
   if (path == nullptr) return;
   const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (file < 0) return;
-  dprintf(file, "%s %s\n", kind, text);
+  const std::string line = std::string(kind) + ' ' + text + '\n';  // in one piece: other processes write here, too
+  [[maybe_unused]] const ssize_t written = write(file, line.data(), line.size());
   close(file);
 }
 

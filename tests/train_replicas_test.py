@@ -5,14 +5,13 @@ import concurrent.futures
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
 
 import tiny_folder
-from program import PROGRAM, ROOT, launch
+from program import PROGRAM, ROOT, free_port, launch
 
 TINY = ROOT / "recipes/train/tiny.yaml"
 NOISE = "{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}"
@@ -23,12 +22,6 @@ COMMON = ["train.shards=2", "train.save_model=true", f"++faults=[{NOISE}]",
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return tiny_folder.make(tmp_path_factory.mktemp("tiny") / "model")
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def words(model, out, *arguments):

@@ -167,23 +167,28 @@ double seconds_of(const std::function<void()>& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+constexpr double kFarBelow = 60;  // seconds on a busy machine; as planted it would be many more
+
 TEST(Run, AStalledRankEndsTheRunInTimeAndIsNamed) {
   RunResult result;
   const double took = seconds_of([&] {
-    result = run(kFsdp +
-                 ", timeout_seconds: 1, inject: {target: compute_output, kind: delay, delay_ms: 60000, layer: 2, rank: "
-                 "1, iteration: 1}");
+    result =
+        run(kFsdp +
+            ", timeout_seconds: 3, inject: {target: compute_output, kind: delay, delay_ms: 600000, layer: 2, rank: "
+            "1, iteration: 1}");
   });
-  EXPECT_LT(took, 1 + 5);
+  EXPECT_LT(took, kFarBelow);
   EXPECT_EQ(result.outcome, Outcome::kHang);
   EXPECT_EQ(result.blamed, std::vector<int>{1});
 }
 
 TEST(Run, ARankThatEndsIsNamedAtOnce) {
   RunResult result;
-  const double took = seconds_of(
-      [&] { result = run(kFsdp + ", inject: {target: comm_input, kind: exit, layer: 2, rank: 0, iteration: 1}"); });
-  EXPECT_LT(took, 5);
+  const double took = seconds_of([&] {
+    result = run(kFsdp +
+                 ", timeout_seconds: 600, inject: {target: comm_input, kind: exit, layer: 2, rank: 0, iteration: 1}");
+  });
+  EXPECT_LT(took, kFarBelow);
   EXPECT_EQ(result.verdict, Verdict::kError);
   EXPECT_EQ(result.outcome, Outcome::kCrashed);
   EXPECT_EQ(result.blamed, std::vector<int>{0});
@@ -191,7 +196,7 @@ TEST(Run, ARankThatEndsIsNamedAtOnce) {
 
 TEST(Run, ADesynchronisedRankIsNamed) {
   const RunResult result = run(kFsdp +
-                               ", timeout_seconds: 1, stop_on_first_corruption: false, inject: {target: comm_output, "
+                               ", timeout_seconds: 3, stop_on_first_corruption: false, inject: {target: comm_output, "
                                "kind: skip, layer: 2, rank: 3, iteration: 1}");
   EXPECT_NE(result.verdict, Verdict::kPass);
   EXPECT_EQ(result.blamed, std::vector<int>{3}) << result.sentence;
