@@ -2,6 +2,7 @@
 runs a plan. Skipped where no wheel was made."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def installed(tmp_path_factory):
 
 
 def python(folder, *arguments):
-    return subprocess.run([folder / "bin/python", *arguments], cwd=folder, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("FAULTLINE_", "PYTHON", "VIRTUAL_ENV"))}
+    return subprocess.run([folder / "bin/python", *arguments], cwd=folder, env=outside, capture_output=True, text=True, timeout=600)
 
 
 def test_a_plan_runs_with_nothing_but_the_wheel_and_torch(installed):

@@ -117,6 +117,15 @@ def test_a_smoke_campaign_continues_where_it_was(model, tmp_path):
     assert other.returncode == 64 and "another campaign" in other.stderr
 
 
+def test_a_campaign_is_not_continued_with_other_weights_under_the_same_name(tmp_path):
+    folder = tiny_folder.make(tmp_path / "model", layers=2)
+    arguments = ["diagnose", "--model", folder, "--campaign", "smoke", "--method", "self", "--store", tmp_path / "trials.sqlite", "--quiet"]
+    assert launch(*arguments).returncode == 0
+    (tmp_path / "model/model.safetensors").write_bytes((tiny_folder.make(tmp_path / "other", layers=2, seed=7) / "model.safetensors").read_bytes())
+    other = launch(*arguments)
+    assert other.returncode == 64 and "another campaign (model, its weights" in other.stderr, other.stderr
+
+
 def test_a_campaign_in_worker_processes_gives_the_same_trials(model, tmp_path):
     recipe = tmp_path / "campaign.yaml"
 

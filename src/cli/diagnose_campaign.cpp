@@ -74,10 +74,8 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
   if (on_ray) refuse_gpus_on_ray(globals.device);
   CampaignRun run;
   run.time_limit = options.pace.seconds();
-  open_device(globals.device);  // refuses what is not there
-  (void)model_dtype(model.dtype);
-  CampaignMachine machine{model.model, model.dtype, globals.device, 0};
-  if (on_ray) machine.weights = weights_fingerprint(*open_model(model, globals).model);
+  const CampaignMachine machine{model.model, model.dtype, globals.device, 0,
+                                weights_fingerprint(*open_model(model, globals).model)};
   CampaignStore store(options.store);
   const auto pending = std::ssize(pending_trials(spec, store));
   std::optional<TemporaryFolder> folder;

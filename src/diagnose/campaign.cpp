@@ -43,9 +43,10 @@ std::vector<const Item*> chosen(const std::vector<Item>& items, const Test& test
 }  // namespace
 
 std::string campaign_fingerprint(const CampaignMachine& machine, const CampaignSpec& spec) {
-  const Json identity = {{"revision", kCampaignRevision}, {"model", machine.model}, {"dtype", machine.dtype},
-                         {"device", machine.device},      {"preset", spec.preset},  {"seed", spec.seed},
-                         {"tokens", spec.tokens},         {"methods", spec.methods}};
+  const Json identity = {
+      {"revision", kCampaignRevision}, {"model", machine.model}, {"weights", machine.weights}, {"dtype", machine.dtype},
+      {"device", machine.device},      {"preset", spec.preset},  {"seed", spec.seed},          {"tokens", spec.tokens},
+      {"methods", spec.methods}};
   return fmt::format("{:016x}", hash64(to_json_text(identity)));
 }
 
@@ -118,8 +119,8 @@ CampaignEnd run_campaign(TrialExecutor& executor, const CampaignSpec& spec, cons
   store.for_each([&](Trial&& trial) {
     if (trial.fingerprint != fingerprint)
       throw UsageError(
-          "the store holds trials of another campaign (model, type, device, seed, methods, tokens or preset differ); "
-          "choose another store, or give the options that it was begun with");
+          "the store holds trials of another campaign (model, its weights, type, device, seed, methods, tokens or "
+          "preset differ); choose another store, or give the options that it was begun with");
   });
   const std::vector<TrialKey> keys = pending_trials(spec, store);
   const auto start = std::chrono::steady_clock::now();

@@ -48,7 +48,7 @@ struct CampaignSpec {
 CampaignSpec campaign_spec(const std::string& preset);  // full, or smoke: seconds on a small model
 
 // The machine on which trials run. threads: torch's; 0 leaves them. weights: fingerprint of the model in that dtype,
-// where trials run on machines that may have something else under the same name; "": whatever is there.
+// because another model may lie under the same name elsewhere or later; "": whatever is there.
 struct CampaignMachine {
   std::string model = "default", dtype = "bf16", device = "cpu";
   int threads = 0;
