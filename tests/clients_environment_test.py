@@ -256,3 +256,17 @@ def test_collecting_refuses_what_is_no_evidence(tmp_path):
         write(tmp_path, "process-h-1.json", text)
         with pytest.raises(ValueError, match=message):
             faultline.collect(tmp_path)
+
+
+def test_a_vllm_without_our_plugin_and_a_vllm_that_failed_are_told_apart():
+    class Engine:
+        def __init__(self, error):
+            self.error = error
+
+        def collective_rpc(self, name):
+            raise self.error
+
+    with pytest.raises(RuntimeError, match="vLLM's workers do not know faultline: .*install it with pip"):
+        faultline.collect(Engine(Exception("Worker failed with error ''CPUWorker' object has no attribute 'faultline_evidence''")))
+    with pytest.raises(OSError, match="pipe"):
+        faultline.collect(Engine(OSError("broken pipe")))

@@ -4,6 +4,7 @@ same without it; the norms carry AQN, after an update too; a dead zone sits at o
 would in our own rollout; compilation hides what the coverage says. An engine takes a minute to start: each test asks one
 engine several things, and where processes do not matter it has only one (ALONE)."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -99,11 +100,15 @@ def model(tmp_path_factory):
 ALONE = {"environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "FAULTLINE_TOTAL_STEPS": "2"}, "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 
 
+def variables_of(path):
+    return {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join([path, str(ROOT / "tests")]), "FAULTLINE_LIBRARY": str(LIBRARY)}
+
+
 def run(tmp_path, model, path, a_recipe, *actions, launcher=(), environment=None, **options):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
-                 "PYTHONPATH": os.pathsep.join([path, str(ROOT / "tests")]), "FAULTLINE_LIBRARY": str(LIBRARY), **(environment or {})}
+    variables = {**variables_of(path), **(environment or {})}
     if a_recipe is not None:
         recipe_file = tmp_path / "recipe.json"
         recipe_file.write_text(json.dumps(a_recipe))
@@ -218,6 +223,14 @@ def test_compiled_code_keeps_matrix_products_in_sight_and_the_coverage_names_wha
     coverage = result["coverage"]
     assert coverage["compiled"] and {"matmul", "attention"} <= set(coverage["operators"]) and {"norm", "activation"} <= set(coverage["hidden"]), coverage
     assert any("norm is hidden: 5 modules" in sentence and "enforce_eager=True" in sentence for sentence in coverage["sentences"]), coverage["sentences"]
+
+
+def test_the_example_as_it_stands(model, installed):
+    done = subprocess.run([sys.executable, "-m", "faultline", "--recipe", ROOT / "examples/noise.yaml", ROOT / "examples/vllm_generate.py", model],
+                          env=variables_of(installed), capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    [rules] = (ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("{'npu_noise'"))
+    assert rules["npu_noise"]["processes"] == 1 and rules["npu_noise"]["calls"] % LINEARS == 0 and rules["npu_noise"]["calls"] > 0
 
 
 def test_a_family_that_meets_nothing_stops_the_engine(tmp_path, model, installed):

@@ -154,12 +154,22 @@ def _entries(source) -> list[dict]:
             raise ValueError(f"{source}: no such folder; processes write their evidence where FAULTLINE_EVIDENCE says")
         return read(pathlib.Path(source))
     if hasattr(source, "collective_rpc"):
-        return [entry for entry in source.collective_rpc("faultline_evidence") if entry]
+        return [entry for entry in _ask_vllm(source) if entry]
     if isinstance(source, (list, tuple)):
         from faultline.ray_workers import ask
 
         return ask(list(source))
     raise ValueError(f"collect() reads a folder, a vLLM engine or a list of Ray actors; got {type(source).__name__}")
+
+
+def _ask_vllm(engine) -> list[dict | None]:
+    try:
+        return engine.collective_rpc("faultline_evidence")
+    except Exception as error:  # of which class depends on where vLLM's workers live
+        if "faultline_evidence" not in str(error):
+            raise
+        raise RuntimeError("vLLM's workers do not know faultline: vLLM found no plug-in of that name, and has computed without the plan; "
+                           "install it with pip in this environment, PYTHONPATH alone announces no plug-in") from error
 
 
 def own_entries() -> list[dict]:
