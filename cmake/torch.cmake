@@ -21,7 +21,7 @@ target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_
 # libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
 target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
 # Versions that we are tested with; another one is tried, and refused here where it has not what the taps need.
-set(tested_torches 2.11)
+set(tested_torches 2.11 2.13)
 string(JOIN " and " tested_names ${tested_torches})
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor "${TORCH_VERSION}")
 if(NOT torch_minor IN_LIST tested_torches)

@@ -191,9 +191,9 @@ def test_a_torch_that_nobody_has_tried_is_tried_and_refused_where_it_does_not_se
     done = subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path / "build", f"-DFAULTLINE_PYTHON={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     said = " ".join(done.stderr.split())
     if has_interface:
-        assert done.returncode == 0 and f"torch {version}: faultline is tested with 2.11; this one is tried" in said, said
+        assert done.returncode == 0 and f"torch {version}: faultline is tested with 2.11 and 2.13; this one is tried" in said, said
     else:
-        assert done.returncode != 0 and f"torch {version} in" in said and "has not the dispatcher's interface that the taps need: faultline is tested with torch 2.11; install one of these" in said, said
+        assert done.returncode != 0 and f"torch {version} in" in said and "has not the dispatcher's interface that the taps need: faultline is tested with torch 2.11 and 2.13; install one of these" in said, said
 
 
 # --- gathering --------------------------------------------------------------------------------------------------------
