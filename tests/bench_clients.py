@@ -50,7 +50,7 @@ def measured(run):
 def be_vllm(model, tokens):
     import vllm
 
-    engine = vllm.LLM(model, enforce_eager=True, max_model_len=512, dtype="bfloat16", max_num_seqs=4, disable_log_stats=True, enable_prefix_caching=False)
+    engine = vllm.LLM(model, enforce_eager=True, max_model_len=512, dtype="bfloat16", max_num_seqs=4, disable_log_stats=True, enable_prefix_caching=False, gpu_memory_utilization=0.2)
     settings = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     generate = lambda: engine.generate(["The capital of France is"] * 4, settings, use_tqdm=False)
     generate()
