@@ -36,9 +36,9 @@ def tensors(shape):
         yield layer + "mlp.down_proj.weight", (hidden, inner)
 
 
-def write_checkpoint(folder, shape):
+def write_checkpoint(folder, shape, device):
     """Safetensors by hand (a length, a JSON header, the bytes): the machine may have nothing but torch."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device).manual_seed(1)
     header, at = {}, 0
     for name, sizes in tensors(shape):
         count = 2 * torch.Size(sizes).numel()
@@ -48,8 +48,8 @@ def write_checkpoint(folder, shape):
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, sizes in tensors(shape):
-            weight = torch.ones(sizes) if len(sizes) == 1 else 0.02 * torch.randn(sizes, generator=generator)
-            file.write(weight.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
+            weight = torch.ones(sizes) if len(sizes) == 1 else 0.02 * torch.randn(sizes, generator=generator, device=device)
+            file.write(weight.to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes())
     config = dict(shape, model_type="llama", architectures=["LlamaForCausalLM"], hidden_act="silu", rms_norm_eps=1e-6, rope_theta=10000.0,
                   max_position_embeddings=2048, tie_word_embeddings=True, attention_bias=False, mlp_bias=False, torch_dtype="bfloat16")
     (folder / "config.json").write_text(json.dumps(config))
@@ -64,7 +64,7 @@ def main():
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        write_checkpoint(folder, SHAPES[arguments.shape])
+        write_checkpoint(folder, SHAPES[arguments.shape], arguments.device)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if (arguments.tokenizer / name).exists():
                 shutil.copy(arguments.tokenizer / name, folder / name)

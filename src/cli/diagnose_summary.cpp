@@ -89,6 +89,8 @@ std::string method_text(const std::string& name, const OrderedJson& one, bool ma
   text += fmt::format("{:.2f} s, {:.1f} forward-equivalents a diagnosis, {:.1f} for the layer alone.\n",
                       one["seconds"].get<double>(), one["forward_equivalents"].get<double>(),
                       one["layer_forward_equivalents"].get<double>());
+  if (const auto not_met = one["not_met"].get<int64_t>(); not_met > 0)
+    text += fmt::format("Left out: {} trials whose fault changed nothing while this method looked.\n", not_met);
   if (one.contains("healthy")) {
     Rows rows = {{"healthy", "accused", "runs", "at most (95 %)"}};
     for (const auto& [shape, healthy] : one["healthy"].items())

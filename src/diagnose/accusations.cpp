@@ -76,12 +76,16 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
   judged->evidence.pass = pass;
   Accused& accused = accused_[judged->place];
   Candidate& candidate = accused.candidate;
+  const int level = level_of(observation.operation);
   if (candidate.evidence.empty()) {
     candidate.layer = place_of(judged->place).layer;
     candidate.place = judged->evidence.place;
-    candidate.operation = observation.operation;
     candidate.certainty = Certainty::kExact;
-    accused.level = level_of(observation.operation);
+  }
+  if (candidate.evidence.empty() || level > accused.level) {
+    candidate.operation = observation.operation;
+    accused.level = level;
+    accused.kinds.clear();
   }
   if (observation.tolerance.defined() && candidate.evidence.empty()) candidate.certainty = Certainty::kBound;
   if (!observation.tolerance.defined()) candidate.certainty = Certainty::kExact;
@@ -91,13 +95,14 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
   Kind kind = classify(observation, judged->first, judged->size);
   const bool swallowed = observation.relation == kSwallowed;
   if (kind.name == "zero" && swallowed) kind.name = "deadzone";  // all of it was small
+  accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh || observation.relation == "repetition" ||
+                            kind.name == "noise" || kind.name == "spike";
+  if (level < accused.level) return;  // a module blurs what its operator does
   Named& named = accused.kinds[kind.name];
   if (kind.weight >= named.heaviest.weight) named.heaviest = kind;
   named.weight += kind.weight;
   named.intermittent |= kind.intermittent;
   if (!swallowed) named.zone.add(kind.zone);  // there the sizes are of what went in, not of what should have come out
-  accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh || observation.relation == "repetition" ||
-                            kind.name == "noise" || kind.name == "spike";
 }
 
 const Zone& Accusations::zone_of(const Named& named) {

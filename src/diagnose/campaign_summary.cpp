@@ -3,6 +3,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "base/stats.h"
@@ -68,7 +69,11 @@ struct Method {
   std::map<std::string, Healthy> healthy;                           // by type and shape; "all"
   std::map<std::string, Pair> against_classic;                      // by pool; "all"
   Cost once;                                                        // diagnoses of one pass
+  int64_t not_met = 0;  // trials whose fault changed nothing while this method looked
 };
+
+// A fault that acts by chance may change nothing while one method looks, and something while another does.
+bool met_fault(const Json& said) { return said.value("changed", 1) != 0; }
 
 const std::set<std::string> kMethods = {"classic", "self", "shadow"};
 
@@ -78,10 +83,10 @@ struct Summary {
   int64_t planted = 0, diagnoses = 0;
 
   void add(const Trial& trial);
-  void add_said(Method& method, const Trial& trial, const Json& said, bool classic_right) const;
+  void add_said(Method& method, const Trial& trial, const Json& said, std::optional<bool> classic_right) const;
 };
 
-void Summary::add_said(Method& method, const Trial& trial, const Json& said, bool classic_right) const {
+void Summary::add_said(Method& method, const Trial& trial, const Json& said, std::optional<bool> classic_right) const {
   const Json& outcome = trial.outcome;
   if (said.value("passes", 1) == 1) method.once.add(said);
   if (trial.key.cell == "healthy") {
@@ -107,10 +112,11 @@ void Summary::add_said(Method& method, const Trial& trial, const Json& said, boo
   for (const std::string& name : {std::string("all"), kind + " x " + pool, pool + " x " + extent,
                                   inside + " x " + extent + " in all", kind, pool})
     method.pools[name].add(said);
+  if (!classic_right) return;
   const bool right = said.value("layer_right", false);
   for (const std::string& name : {std::string("all"), kind + " x " + pool}) {
     Pair& pair = method.against_classic[name];
-    pair.only_this += right && !classic_right, pair.only_classic += !right && classic_right;
+    pair.only_this += right && !*classic_right, pair.only_classic += !right && *classic_right;
   }
 }
 
@@ -121,9 +127,15 @@ void Summary::add(const Trial& trial) {
     return;
   }
   planted += trial.key.cell != "healthy";
-  const bool classic = outcome.contains("classic") && outcome["classic"].value("layer_right", false);
+  std::optional<bool> classic;
+  if (outcome.contains("classic") && met_fault(outcome["classic"]))
+    classic = outcome["classic"].value("layer_right", false);
   for (const std::string& name : kMethods) {
     if (!outcome.contains(name)) continue;
+    if (!met_fault(outcome[name])) {
+      ++methods[name].not_met;
+      continue;
+    }
     ++diagnoses;
     add_said(methods[name], trial, outcome[name], classic);
   }
@@ -141,6 +153,7 @@ OrderedJson to_json(const Method& method, bool beside_classic) {
     for (const auto& [strength, counts] : points)
       json["curves"][kind].push_back({{"strength", strength}, {"layer", rate(counts.layer, counts.trials)}});
   const auto diagnoses = static_cast<double>(std::max<int64_t>(1, method.once.diagnoses));
+  json["not_met"] = method.not_met;
   json["diagnoses_of_one_pass"] = method.once.diagnoses;
   json["seconds"] = method.once.seconds / diagnoses;
   json["forward_equivalents"] = method.once.forwards / diagnoses;

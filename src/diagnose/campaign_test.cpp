@@ -122,21 +122,26 @@ TEST(Summary, CountsWhatChangedNothingApart) {
   const Json right = {{"found", true}, {"layer_right", true}, {"kind", "gain"}, {"passes", 1}};
   const Json silent = {{"found", false}, {"passes", 1}};
   const Json base = {{"planted_kind", "gain"}, {"pool", "linear"}, {"extent", 1.0}, {"fault", "gain 1%"}};
-  Json judged = base, idle = base;
+  Json judged = base, idle = base, missed = base;
   judged["self"] = right, judged["classic"] = silent;
+  missed["self"] = right, missed["classic"] = silent;
+  missed["self"]["changed"] = 3, missed["classic"]["changed"] = 0;  // a spike that fell in the one and not in the other
   idle["inactive"] = true, idle["self"] = silent;
   const Json healthy = {{"dtype", "fp16"}, {"rows", 2}, {"self", silent}};
   const auto summary = summarise([&](const auto& visit) {
     visit(trial_of("gain | linear", 0, judged));
     visit(trial_of("gain | linear", 1, idle));
+    visit(trial_of("gain | linear", 2, missed));
     visit(trial_of("healthy", 0, healthy));
   });
-  EXPECT_EQ(summary["planted"], 1);
+  EXPECT_EQ(summary["planted"], 2);
   EXPECT_EQ(summary["inactive"], 1);
   EXPECT_EQ(summary["inactive_by_fault"]["gain 1%"], 1);
   const auto& self = summary["methods"]["self"];
-  EXPECT_EQ(self["pools"]["gain x linear"]["layer"]["trials"], 1);
-  EXPECT_EQ(self["pools"]["gain x linear"]["layer"]["right"], 1);
+  EXPECT_EQ(self["pools"]["gain x linear"]["layer"]["trials"], 2);
+  EXPECT_EQ(self["pools"]["gain x linear"]["layer"]["right"], 2);
+  EXPECT_EQ(self["not_met"], 0);
+  EXPECT_EQ(summary["methods"]["classic"]["not_met"], 1);
   EXPECT_EQ(self["healthy"]["fp16 x 2"]["runs"], 1);
   EXPECT_EQ(self["against_classic"]["all"]["only_this"], 1);
   EXPECT_EQ(summary["methods"]["classic"]["confusion"]["gain"]["healthy"], 1);

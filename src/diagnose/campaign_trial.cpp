@@ -200,12 +200,17 @@ Trial TrialBench::run(const TrialKey& key) {
   const bool sparse_spike = kind == "spike" && planned.extent < 1;  // acts in few calls only
   const int64_t passes = planned.rare ? kPassesForRare : sparse_spike ? kPassesForSparseSpikes : 1;
   bool right = true;
+  int64_t changed = injection ? planted_by(injection->plan()).changed : 0;
   for (const std::string& method : spec_.methods) {
     if (planned.rare && method == "classic") continue;  // it has no passes
     const Diagnosis diagnosis = model.examiner->run({method, tokens, mix64(trial.seed, 3), passes});
-    trial.outcome[method] = said(diagnosis, place, planned.layer, kind);
-    if (method == "classic") continue;
-    right &= healthy ? !diagnosis.fault_found() : trial.outcome[method].value("place_right", false);
+    Json& answer = trial.outcome[method] = said(diagnosis, place, planned.layer, kind);
+    if (injection) {  // a fault that acts by chance may have left this method's calls alone
+      const int64_t until_now = planted_by(injection->plan()).changed;
+      answer["changed"] = until_now - std::exchange(changed, until_now);
+    }
+    if (method == "classic" || answer.value("changed", 1) == 0) continue;
+    right &= healthy ? !diagnosis.fault_found() : answer.value("place_right", false);
   }
   if (injection) {
     injection->disarm();

@@ -88,7 +88,9 @@ INSTANTIATE_TEST_SUITE_P(
                           "model.layers.2.input_layernorm", "gain"},
                     Found{"quantize(format=mxfp4) @ module=gate_proj,surface=output,layer=2",
                           "model.layers.2.mlp.gate_proj", "quantize"},
-                    Found{"gain(strength=0.05) @ operator=attention,layer=3", "model.layers.3.self_attn", "gain"}));
+                    Found{"gain(strength=0.05) @ operator=attention,layer=3", "model.layers.3.self_attn", "gain"},
+                    Found{"spike(probability=0.02) @ operator=attention,layer=3", "model.layers.3.self_attn",
+                          "spike"}));
 
 // Lesson 37: a healthy model was diagnosed as faulty, every time.
 TEST(Healthy, IsSilentInEveryTypeUnderManySeeds) {

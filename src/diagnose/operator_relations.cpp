@@ -135,7 +135,8 @@ void OperatorProbe::probe_rotary(const Attention& attention) {
   });
 }
 
-// A module is its parts, to the bit, where the attention sees one key.
+// A module is its parts, to the bit. Attention sees one key here, so that queries and keys do not matter; its operator
+// is a part too, because on tensor cores an fp32 value does not come back from it to the bit.
 void OperatorProbe::probe_modules(const Layer& layer, int64_t index) {
   const Attention& attention = layer.attention;
   const at::Tensor& x = rows(model_.config().hidden);
@@ -145,8 +146,14 @@ void OperatorProbe::probe_modules(const Layer& layer, int64_t index) {
         static_cast<double>(x.size(0) * (2 + repetitions_)) * static_cast<double>(linear->weight.numel());
   {
     const at::Tensor qkv = attention.qkv(x);
-    const at::Tensor value = qkv.narrow(1, qkv.size(1) - kv, kv).reshape({x.size(0), attention.kv_heads, -1});
-    const at::Tensor mixed = value.repeat_interleave(attention.heads / attention.kv_heads, 1);
+    const at::Tensor value = qkv.narrow(1, qkv.size(1) - kv, kv).reshape({x.size(0), attention.kv_heads, 1, -1});
+    const at::Tensor values = value.repeat_interleave(attention.heads / attention.kv_heads, 1);
+    const at::Tensor any = at::zeros_like(values);
+    at::Tensor mixed;
+    {
+      const Scope scope(attention.place);
+      mixed = at::scaled_dot_product_attention(any, any, values, {}, 0.0, /*is_causal=*/true);
+    }
     const at::Tensor expected = attention.output(mixed.reshape({x.size(0), -1}));
     run({"the sum of its parts", "module", attention.place, expected, {}},
         [&] { return attention(x, model_.whole_rows(x.size(0), 1), index); });

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "numeric/apply.h"
+#include "numeric/digest_into.h"
 #include "numeric/fault_cases.h"
 #include "numeric/ledger.h"
 
@@ -93,6 +94,19 @@ TEST_F(Cuda, DigestAndChecksumEqualTheCpus) {
     EXPECT_EQ(digest(tail).item<int64_t>(), digest(half.to(at::kCUDA).slice(0, 1)).item<int64_t>()) << size;
   }
 }
+
+void expect_digests_of_pieces(const at::Device& device) {
+  for (const auto& [size, pieces] : {std::pair(1, 1), {12, 4}, {3 * 8191, 3}, {4 * 100003, 4}, {6000000, 2}}) {
+    const at::Tensor x = at::randint(-128, 128, {size}, at::kChar).to(device);
+    const at::Tensor state = at::zeros({pieces, kDigestStateWords}, x.options().dtype(at::kLong));
+    digest_into(x, state.mutable_data_ptr<int64_t>(), pieces);
+    const std::vector<at::Tensor> parts = x.chunk(pieces);
+    for (int64_t i = 0; i < pieces; ++i)
+      EXPECT_EQ(state[i][0].item<int64_t>(), digest(parts[static_cast<std::size_t>(i)]).item<int64_t>()) << size;
+  }
+}
+TEST_F(Cuda, DigestsOfPiecesAreThoseOfEach) { expect_digests_of_pieces(at::kCUDA); }
+TEST(Cpu, DigestsOfPiecesAreThoseOfEach) { expect_digests_of_pieces(at::kCPU); }
 
 TEST_F(Cuda, ReadsTheControlRowAndAdvancesIt) {
   const Rule rule = parse_rule("relative_gaussian(strength=0.05)", RuleUse::kOnTensor);

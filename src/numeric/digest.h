@@ -13,6 +13,7 @@ namespace faultline {
 
 inline constexpr int kDigestWords = 4096;
 inline constexpr int64_t kDigestTile = kDigestWords * 4;
+inline constexpr int64_t kDigestStateWords = 4;  // of a digest on its device: the digest, then three of work
 inline constexpr uint64_t kDigestPrime = (uint64_t{1} << 61) - 1;
 inline constexpr uint64_t kDigestAlpha = 0x0B2F6A51C3D8E947ull;  // both below the prime, drawn once
 inline constexpr uint64_t kDigestKappa = 0x15C8D40E7A9B3F61ull;

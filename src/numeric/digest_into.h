@@ -3,12 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "numeric/digest.h"
+
 namespace faultline {
 
-inline constexpr int64_t kDigestStateWords = 4;  // the digest, then three of work
-
-// `state`: kDigestStateWords words on x's device, those of work zero before and after. The work is queued on x's
-// current stream.
-void digest_into(const at::Tensor& x, int64_t* state);
+// `state`: kDigestStateWords words a piece on x's device, those of work zero before and after. x is taken as so many
+// pieces of equal size, one after the other. The work is queued on x's current stream.
+void digest_into(const at::Tensor& x, int64_t* state, int64_t pieces = 1);
 
 }  // namespace faultline

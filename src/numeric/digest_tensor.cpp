@@ -40,28 +40,37 @@ const uint32_t* device_digest_keys(const at::Device& device) {
 }  // namespace
 #endif
 
-void digest_into(const at::Tensor& x, int64_t* state) {
+namespace {
+
+int64_t cpu_digest(const void* bytes, int64_t size) {
+  const int64_t tiles = (size + kDigestTile - 1) / kDigestTile;
+  std::mutex mutex;
+  uint64_t total = 0;
+  at::parallel_for(0, tiles, 8, [&](int64_t first, int64_t last) {
+    const uint64_t part = cpu::kernels().digest_tiles(bytes, size, first, last);
+    const std::lock_guard<std::mutex> lock(mutex);
+    total = fold61(total + part);
+  });
+  return static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size)));
+}
+
+}  // namespace
+
+void digest_into(const at::Tensor& x, int64_t* state, int64_t pieces) {
   if (x.layout() != at::kStrided) throw UsageError("a digest needs a dense tensor");
+  FL_ASSERT(pieces > 0 && x.numel() % pieces == 0);
   const at::Tensor bytes = x.contiguous();
-  const int64_t size = bytes.numel() * static_cast<int64_t>(bytes.element_size()),
-                tiles = (size + kDigestTile - 1) / kDigestTile;
+  const int64_t size = bytes.numel() / pieces * static_cast<int64_t>(bytes.element_size());
   if (x.is_cpu()) {
-    std::mutex mutex;
-    uint64_t total = 0;
-    at::parallel_for(0, tiles, 8, [&](int64_t first, int64_t last) {
-      const uint64_t part = cpu::kernels().digest_tiles(bytes.const_data_ptr(), size, first, last);
-      const std::lock_guard<std::mutex> lock(mutex);
-      total = fold61(total + part);
-    });
-    *state = static_cast<int64_t>(finish_digest(total, static_cast<uint64_t>(tiles), static_cast<uint64_t>(size)));
+    for (int64_t i = 0; i < pieces; ++i)
+      state[i * kDigestStateWords] = cpu_digest(static_cast<const char*>(bytes.const_data_ptr()) + i * size, size);
     return;
   }
 #ifdef FAULTLINE_WITH_CUDA
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
-    auto* words = reinterpret_cast<uint64_t*>(state);
-    cuda::digest(bytes.const_data_ptr(), size, device_digest_keys(x.device()), words + 1, words,
-                 current_stream(x.device()));
+    cuda::digest(bytes.const_data_ptr(), size, pieces, device_digest_keys(x.device()),
+                 reinterpret_cast<uint64_t*>(state), current_stream(x.device()));
     return;
   }
 #endif

@@ -44,19 +44,18 @@ void Checks::compare(const at::Tensor& buffer, const Subject& subject) {
   check(buffer, subject.pattern_at(subject.place), poison(subject.layer), row);
 }
 
-void Checks::put(int64_t layer, int64_t column, const at::Tensor& buffer) {
+void Checks::put(int64_t layer, int64_t column, const at::Tensor& buffer, int pieces) {
   digests_taken_ = true;
   // Without the dispatcher, whose calls cost as much as a small digest.
-  digest_into(buffer, digests_.mutable_data_ptr<int64_t>() + (layer * columns_ + column) * kDigestStateWords);
+  digest_into(buffer, digests_.mutable_data_ptr<int64_t>() + (layer * columns_ + column) * kDigestStateWords, pieces);
 }
 
 void Checks::take_key(int64_t layer, Key key, const at::Tensor& buffer) {
   put(layer, static_cast<int64_t>(key), buffer);
 }
 
-void Checks::take_pieces(int64_t layer, bool sent, const std::vector<at::Tensor>& pieces) {
-  for (size_t i = 0; i < pieces.size(); ++i)
-    put(layer, kPieces + (sent ? 0 : ranks_) + static_cast<int64_t>(i), pieces[i]);
+void Checks::take_pieces(int64_t layer, bool sent, const at::Tensor& buffer, int pieces) {
+  put(layer, kPieces + (sent ? 0 : ranks_), buffer, pieces);
 }
 
 void Checks::take_expected(int64_t layer, const at::Tensor& expected) {

@@ -35,7 +35,7 @@ class Checks {
 
   // Digests, by column of the layer's row.
   void take_key(int64_t layer, Key key, const at::Tensor& buffer);
-  void take_pieces(int64_t layer, bool sent, const std::vector<at::Tensor>& pieces);  // and, combined, the key
+  void take_pieces(int64_t layer, bool sent, const at::Tensor& buffer, int pieces = 1);  // and, combined, the key
   // What the input must be; layers that share their weights share the first one's.
   void take_expected(int64_t layer, const at::Tensor& expected);
   void take_gradient(int64_t layer, const at::Tensor& gradient);
@@ -48,7 +48,7 @@ class Checks {
 
  private:
   at::Tensor next_row();
-  void put(int64_t layer, int64_t column, const at::Tensor& buffer);
+  void put(int64_t layer, int64_t column, const at::Tensor& buffer, int pieces = 1);
   void read_patterns(RankRecord& record);
   void read_digests(RankRecord& record);
 

@@ -68,8 +68,7 @@ void Iteration::run_fsdp() {
     finish_deferred();
     if (overlaps && l + 1 < layers) start_gather(l + 1, false);
     forward_compute(l, gathered);
-    if (digests(Key::kCommOutput, DigestTiming::kAfter))
-      checks_->take_pieces(l, false, pieces_of(gathered, options_.ranks));
+    if (digests(Key::kCommOutput, DigestTiming::kAfter)) checks_->take_pieces(l, false, gathered, options_.ranks);
     if (!overlaps && l + 1 < layers) start_gather(l + 1, false);
   }
   start_gather(layers - 1, true);
@@ -91,7 +90,7 @@ void Iteration::fill_shard(int64_t layer) {
   checks_->compare(
       shard,
       {.check = Check::kShard, .layer = layer, .operation = "shard", .place = place, .pattern_at = shard_patterns()});
-  if (digests(Key::kCommInput, DigestTiming::kBefore)) checks_->take_pieces(layer, true, {shard});
+  if (digests(Key::kCommInput, DigestTiming::kBefore)) checks_->take_pieces(layer, true, shard);
   expect_input(layer, shard, shard_patterns()(place));
 }
 
@@ -119,7 +118,7 @@ at::Tensor Iteration::finish_gather(int64_t layer, bool backward) {
   finish_collective(pending, layer, "all_gather");
   const at::Tensor gathered = pending.output;
   if (digests(Key::kCommInput, DigestTiming::kAfter) && !backward)
-    checks_->take_pieces(layer, true, {shards_[static_cast<size_t>(layer)]});
+    checks_->take_pieces(layer, true, shards_[static_cast<size_t>(layer)]);
   if (!backward)
     visit(Place::kCommOutput, layer, gathered,
           stale(gathered, shard_patterns(), place_of(Stream::kParameters, layer, 0), options_.ranks));
@@ -134,7 +133,8 @@ at::Tensor Iteration::finish_gather(int64_t layer, bool backward) {
                       .backward = backward,
                       .place = place_of(Stream::kParameters, layer, source),
                       .pattern_at = shard_patterns()});
-  if (!backward && digests(Key::kCommOutput, DigestTiming::kBefore)) checks_->take_pieces(layer, false, pieces);
+  if (!backward && digests(Key::kCommOutput, DigestTiming::kBefore))
+    checks_->take_pieces(layer, false, gathered, options_.ranks);
   return gathered;
 }
 
@@ -263,14 +263,16 @@ void Iteration::all_to_all(int64_t layer) {
                                                          .operation = "shard",
                                                          .place = mine,
                                                          .pattern_at = message_patterns(to)});
-  if (digests(Key::kCommInput, DigestTiming::kBefore)) checks_->take_pieces(layer, true, outgoing);
+  if (digests(Key::kCommInput, DigestTiming::kBefore))
+    checks_->take_pieces(layer, true, exchange_input_, options_.ranks);
   poison(exchange_output_, checks_->poison(layer));
   std::vector<int64_t> even;
   Pending pending = start_collective(Place::kCommOutput, layer, "all_to_all", exchange_output_, [&] {
     return data_->alltoall_base(exchange_output_, exchange_input_, even, even);
   });
   finish_collective(pending, layer, "all_to_all");
-  if (digests(Key::kCommInput, DigestTiming::kAfter)) checks_->take_pieces(layer, true, outgoing);
+  if (digests(Key::kCommInput, DigestTiming::kAfter))
+    checks_->take_pieces(layer, true, exchange_input_, options_.ranks);
   visit(
       Place::kCommOutput, layer, exchange_output_,
       stale(exchange_output_, message_patterns(options_.rank), place_of(Stream::kAllToAll, layer, 0), options_.ranks));
@@ -283,7 +285,7 @@ void Iteration::all_to_all(int64_t layer) {
                                                              .place = place_of(Stream::kAllToAll, layer, source),
                                                              .pattern_at = message_patterns(options_.rank)});
   if (step_.digests && config_.digest_of(Key::kCommOutput) != DigestTiming::kOff)
-    checks_->take_pieces(layer, false, incoming);
+    checks_->take_pieces(layer, false, exchange_output_, options_.ranks);
 }
 
 }  // namespace faultline::race

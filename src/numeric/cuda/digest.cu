@@ -71,9 +71,11 @@ __device__ __forceinline__ uint64_t hash_tile(const TileWords& words, const uint
   return combine_halves(a, b);
 }
 
-__global__ void __launch_bounds__(kThreads, 3)
-    digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles, uint64_t beta, const uint32_t* keys,
-                  uint64_t* state, uint64_t* result) {
+__global__ void __launch_bounds__(kThreads, 3) digest_kernel(const uint8_t* bytes, int64_t size, int64_t tiles,
+                                                             uint64_t beta, const uint32_t* keys, uint64_t* states) {
+  bytes += blockIdx.y * size;
+  uint64_t* result = states + blockIdx.y * kDigestStateWords;
+  uint64_t* state = result + 1;
   uint32_t low[4 * kLoads], high[4 * kLoads];
 #pragma unroll
   for (int u = 0; u < kLoads; ++u) {
@@ -166,13 +168,14 @@ void launch_checksum(const void* data, int64_t elements, uint64_t* result, cudaS
 
 }  // namespace
 
-void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream) {
+void digest(const void* bytes, int64_t size, int64_t pieces, const uint32_t* keys, uint64_t* state, void* stream) {
   constexpr int64_t kMostBlocks = 396;  // three an SM of an H200: one wave
   const int64_t tiles = (size + kDigestTile - 1) / kDigestTile;
   const int64_t blocks = tiles < 1 ? 1 : tiles < kMostBlocks ? tiles : kMostBlocks;
   const uint64_t beta = power61(kDigestAlpha, static_cast<uint64_t>(blocks));
-  digest_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<const uint8_t*>(bytes), size, tiles, beta, keys, state, result);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(pieces));
+  digest_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const uint8_t*>(bytes), size,
+                                                                          tiles, beta, keys, state);
   check_launch("digest");
 }
 

@@ -31,8 +31,9 @@ void reference(const ReferenceArguments& r, Axis axis, const void* data, double*
 
 bool is_capturing(void* stream);  // into a CUDA graph
 
-// keys: what fill_digest_keys() wrote, in device memory; state: three 64-bit words, zero before and after; result: one.
-void digest(const void* bytes, int64_t size, const uint32_t* keys, uint64_t* state, uint64_t* result, void* stream);
+// `pieces` pieces of `size` bytes, one after the other. keys: what fill_digest_keys() wrote, in device memory; state:
+// kDigestStateWords 64-bit words a piece, the digest and then what is zero before and after.
+void digest(const void* bytes, int64_t size, int64_t pieces, const uint32_t* keys, uint64_t* state, void* stream);
 void checksum(const void* data, int element_size, int64_t elements, uint64_t* result, void* stream);  // result zeroed
 
 }  // namespace faultline::cuda
