@@ -98,8 +98,8 @@ def main():
     parser.add_argument("--memory-shard", type=int, default=20000, help="elements of a shard in the 500 iterations that memory is watched in")
     options = parser.parse_args()
     bench = Bench(options)
-    pairs = 5 if options.quick else 20
     on_gpu = options.device != "cpu"
+    pairs = 5 if options.quick else 60 if on_gpu else 20
     compute = ["model_dim=1024", "num_heads=8", "seq_len=512", "num_layers=24", "fsdp_shard_size=1000000", "real_backward=true"] if on_gpu else ["model_dim=256", "num_heads=4", "seq_len=128", "num_layers=8", "fsdp_shard_size=100000"]
     record = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load_average": os.getloadavg(), "device": options.device, "ranks": 4, "overhead": []}
     record["overhead"].append(bench.overhead("fsdp, transformer compute", *compute, pairs=pairs))
