@@ -18,7 +18,8 @@
 namespace faultline {
 namespace {
 
-constexpr int kSeedsTried = 400;  // a mask of 1 % of the channels must contain the largest, or nothing saturates
+constexpr int kSeedsTried = 700;  // a mask of 1 % of the channels holds the largest in one of a hundred
+constexpr double kNearlyTheLargest = 0.99;
 constexpr int64_t kPassesForSparseSpikes = 16, kPassesForRare = 64;
 constexpr int64_t kPrompts = 64;
 constexpr std::array<const char*, 4> kHealthyTypes = {"", "fp16", "", "fp32"};  // "": the machine's own
@@ -32,7 +33,7 @@ std::string place_of_trial(const Planned& planned) {
   return fmt::format("model.layers.{}{}{}", planned.layer, planned.site->place.empty() ? "" : ".", planned.site->place);
 }
 
-// What a clean machine brings to a layer, and whether an armed fault of that layer changes anything there.
+// What a clean machine brings to a layer, and what an armed fault of that layer does there.
 at::Tensor clean_input(const CausalLm& model, const at::Tensor& tokens, int64_t layer) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard phase(Phase::kDiagnose);
@@ -40,11 +41,22 @@ at::Tensor clean_input(const CausalLm& model, const at::Tensor& tokens, int64_t 
   for (int64_t i = 0; i < layer; ++i) x = model.run_layer(i, x, tokens.size(0));
   return x;
 }
-bool acts(const CausalLm& model, Injection& injection, const at::Tensor& x, int64_t layer, int64_t rows) {
+struct Effect {
+  int64_t changed = 0;
+  double largest = 0, mean = 0;  // error
+};
+Effect effect_of(const CausalLm& model, Injection& injection, const at::Tensor& x, int64_t layer, int64_t rows) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard phase(Phase::kDiagnose);
+  injection.arm();
   model.run_layer(layer, x, rows);
-  return planted_by(injection.plan()).changed > 0;
+  Effect effect;
+  for (const Plan::Evidence& evidence : injection.plan().read_evidence()) {
+    effect.changed += static_cast<int64_t>(evidence.numbers.changed);
+    effect.largest = std::max(effect.largest, evidence.numbers.max_abs_error);
+    effect.mean = std::max(effect.mean, evidence.numbers.mean_abs_error);
+  }
+  return effect;
 }
 
 // Trials of one campaign are counted together: they must be of one model.
@@ -131,12 +143,8 @@ double TrialBench::spread(Model& model, const Planned& planned) {
   const at::Tensor& first = model.prompts[0];
   const at::Tensor x =
       clean_input(*model.loaded.model, first.narrow(1, 0, std::min<int64_t>(16, first.size(1))), planned.layer);
-  probe.arm();
-  acts(*model.loaded.model, probe, x, planned.layer, 1);
+  const double size = effect_of(*model.loaded.model, probe, x, planned.layer, 1).mean;
   probe.disarm();
-  double size = 0;
-  for (const Plan::Evidence& evidence : probe.plan().read_evidence())
-    size = std::max(size, evidence.numbers.mean_abs_error);
   return spreads_[path] = size;
 }
 
@@ -154,11 +162,27 @@ std::unique_ptr<Injection> TrialBench::plant(Model& model, const Planned& planne
 
 std::unique_ptr<Injection> TrialBench::plant_what_acts(Model& model, const Planned& planned, const at::Tensor& tokens,
                                                        uint64_t seed) {
-  const at::Tensor x = planned.rare ? at::Tensor() : clean_input(*model.loaded.model, tokens, planned.layer);
+  if (planned.rare) {
+    std::unique_ptr<Injection> injection = plant(model, planned, mix64(seed, 100));
+    injection->arm();
+    return injection;
+  }
+  const at::Tensor x = clean_input(*model.loaded.model, tokens, planned.layer);
+  const auto effect = [&](Injection& one) {
+    return effect_of(*model.loaded.model, one, x, planned.layer, tokens.size(0));
+  };
+  double wanted = 0;  // a range that is too small is one for the largest channel: a mask must hold that one
+  if (planned.entry->kind == "saturate" && planned.extent < 1) {
+    Planned dense = planned;
+    dense.extent = 1;
+    const std::unique_ptr<Injection> everywhere = plant(model, dense, seed);
+    wanted = kNearlyTheLargest * effect(*everywhere).largest;
+    everywhere->disarm();
+  }
   for (int i = 0; i < kSeedsTried; ++i) {
     std::unique_ptr<Injection> injection = plant(model, planned, mix64(seed, 100 + static_cast<uint64_t>(i)));
-    injection->arm();
-    if (planned.rare || acts(*model.loaded.model, *injection, x, planned.layer, tokens.size(0))) return injection;
+    const Effect done = effect(*injection);
+    if (done.changed > 0 && done.largest >= wanted) return injection;
     injection->disarm();
   }
   return nullptr;

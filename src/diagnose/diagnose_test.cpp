@@ -86,6 +86,9 @@ INSTANTIATE_TEST_SUITE_P(
                           "model.layers.4.mlp.act_fn", "stuck_at"},
                     Found{"gain(strength=0.05) @ module='*input_layernorm',surface=output,layer=2",
                           "model.layers.2.input_layernorm", "gain"},
+                    Found{"stuck_at(bit=3, value=1, extent.fraction=0.1, extent.structure=channel) @ "
+                          "module='*input_layernorm',surface=output,layer=2",
+                          "model.layers.2.input_layernorm", "stuck_at"},
                     Found{"quantize(format=mxfp4) @ module=gate_proj,surface=output,layer=2",
                           "model.layers.2.mlp.gate_proj", "quantize"},
                     Found{"gain(strength=0.05) @ operator=attention,layer=3", "model.layers.3.self_attn", "gain"},

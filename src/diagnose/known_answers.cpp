@@ -89,9 +89,8 @@ KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device
           (tolerance * (wide == at::kFloat ? 1.000001 : 1)).to(wide).to(device)};
 }
 
-// Levels in the output: where its weight is small the input is large.
-KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference) {
-  const at::ScalarType dtype = norm.weight.scalar_type();
+// Levels in the output: where its weight is small the input is large. A norm's weight is wider than what it works on.
+KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference, at::ScalarType dtype) {
   const at::Tensor weight = norm.weight.to(reference).to(at::kDouble);
   const at::Tensor level = 1 / weight.abs().clamp_min(1e-2 * weight.abs().mean() + 1e-30);
   at::Tensor x = patterns(weight.numel(), 8, seed).to(reference);
@@ -134,15 +133,16 @@ std::map<PlaceId, KnownAnswers> known_answers(const CausalLm& model, uint64_t se
                                               const std::function<void(double)>& progress) {
   const at::NoGradGuard no_gradients;
   std::map<PlaceId, KnownAnswers> answers;
-  const auto add = [&](const auto& one) {
+  const at::ScalarType dtype = model.options().dtype().toScalarType();
+  const auto add = [&](const auto& one, auto... of_norms) {
     if (one.weight.isfinite().all().template item<bool>())
-      answers[one.place] = known_answers(one, mix64(seed, hash64(place_of(one.place).path)), reference);
+      answers[one.place] = known_answers(one, mix64(seed, hash64(place_of(one.place).path)), reference, of_norms...);
   };
   double done = 0;
-  add(model.final_norm());
+  add(model.final_norm(), dtype);
   for (const Layer& layer : model.layers()) {
     for (const Linear* linear : linears_of(layer)) add(*linear);
-    for (const Norm* norm : norms_of(layer)) add(*norm);
+    for (const Norm* norm : norms_of(layer)) add(*norm, dtype);
     if (progress) progress(++done / static_cast<double>(model.layers().size()));
   }
   return answers;

@@ -27,7 +27,7 @@ at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight_norms
 // reference: where the answers are computed.
 KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device& reference);
 
-KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference);
+KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference, at::ScalarType dtype);
 
 // Of every linear and norm of the layers, and of the last norm, whose weight is finite, by place. progress: the share
 // that is done.

@@ -38,29 +38,18 @@ __device__ __noinline__ SettledPair settle_noise(uint32_t before, uint32_t after
   return settle<Type>(before, after);
 }
 
-// Where it stands: the compiler would move a plain load behind the question whether the fault is armed, and a small
-// tensor would wait for memory twice.
-__device__ __forceinline__ uint4 load_now(const uint4* from) {
-  uint4 value;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-
 template <class Type, bool kLedger>
 __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
     relative_gaussian_kernel(const __grid_constant__ RelativeGaussianArguments a, Traversal traversal, uint4* data,
                              const Segment* deviates, Evidence evidence) {
   __shared__ Segment shared_table[kNegative + kSegments16];
   static_assert(kSegments16 <= kThreads);
-  const int64_t stride = traversal.segments * kTileChunks;
-  int64_t chunk = static_cast<int64_t>(blockIdx.x) * kTileChunks + threadIdx.x;
-  uint4 loaded = make_uint4(0, 0, 0, 0);
-  if (chunk < traversal.chunks) loaded = load_now(data + chunk);
   const Segment entry = threadIdx.x < kSegments16 ? deviates[threadIdx.x] : Segment{0, 0};
   const Control control = begin(a.control, evidence);
   if (!control.armed) return;
+  const int64_t stride = traversal.segments * kTileChunks;
+  int64_t chunk = static_cast<int64_t>(blockIdx.x) * kTileChunks + threadIdx.x;
+  uint4 loaded = chunk < traversal.chunks ? data[chunk] : make_uint4(0, 0, 0, 0);
   if (threadIdx.x < kSegments16) {
     const float slope = entry.slope * control.strength * 0x1p-16f, base = entry.base * control.strength;
     shared_table[threadIdx.x] = {slope, base};
