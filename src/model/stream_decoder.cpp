@@ -1,12 +1,9 @@
 // A token may end inside a character: bytes wait until the character is whole, or can no longer become one.
-#include "base/error.h"
 #include "model/tokenizer.h"
 #include "model/unicode.h"
 
 namespace faultline {
 namespace {
-
-constexpr const char* kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
 // Could these bytes, which are no whole character, still become one?
 bool may_become_character(std::string_view bytes) {
@@ -39,7 +36,7 @@ std::string take_whole(std::string& pending, bool at_end) {
     } else if (!at_end && may_become_character(rest)) {
       break;
     } else {
-      shown += kReplacement;
+      shown += unicode::kReplacement;
       rest.remove_prefix(broken_length(rest));
     }
   }
@@ -50,11 +47,7 @@ std::string take_whole(std::string& pending, bool at_end) {
 }  // namespace
 
 std::string StreamDecoder::push(int64_t id) {
-  try {
-    pending_ += tokenizer_.decode({&id, 1}, /*skip_special=*/true);
-  } catch (const UsageError&) {  // a model may have more rows than its tokenizer tokens, and a broken one chooses them
-    pending_ += kReplacement;
-  }
+  pending_ += tokenizer_.decode({&id, 1}, /*skip_special=*/true);
   return take_whole(pending_, false);
 }
 

@@ -76,17 +76,24 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool parse_special
   return ids;
 }
 
+bool Tokenizer::has_token(int64_t id) const {
+  return id >= 0 && id < vocabulary_size() && state_->spec.tokens[static_cast<size_t>(id)].kind != Token::Kind::kNone;
+}
+
 const std::string& Tokenizer::bytes_of(int64_t id) const {
-  const auto& tokens = state_->spec.tokens;
-  if (id < 0 || id >= vocabulary_size() || tokens[static_cast<size_t>(id)].kind == Token::Kind::kNone)
+  if (!has_token(id))
     throw UsageError(fmt::format("{}: no token has the id {}; the vocabulary ends at {}", state_->spec.origin, id,
                                  vocabulary_size() - 1));
-  return tokens[static_cast<size_t>(id)].bytes;
+  return state_->spec.tokens[static_cast<size_t>(id)].bytes;
 }
 
 std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special) const {
   std::string text;
   for (const int64_t id : ids) {
+    if (id >= 0 && !has_token(id)) {
+      text += unicode::kReplacement;
+      continue;
+    }
     const std::string& bytes = bytes_of(id);
     if (!skip_special || !state_->spec.tokens[static_cast<size_t>(id)].special) text += bytes;
   }

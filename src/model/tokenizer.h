@@ -38,9 +38,11 @@ class Tokenizer {
   // no token for is left out, as Hugging Face does: SmolLM2 lacks six control characters, F1 and F2 (the leads of
   // planes 4 to 11, where nothing is assigned), and the 13 bytes that UTF-8 never uses.
   std::vector<int64_t> encode(std::string_view text, bool parse_special = true) const;
-  // Ids -> bytes, exactly; skip_special leaves special tokens out. Ids outside the vocabulary: UsageError.
+  // Ids -> bytes, exactly; skip_special leaves special tokens out. A model's table is often padded, and a faulty one
+  // may answer with a row that no token has: that is U+FFFD. A negative id: UsageError.
   std::string decode(std::span<const int64_t> ids, bool skip_special = false) const;
-  const std::string& bytes_of(int64_t id) const;
+  const std::string& bytes_of(int64_t id) const;  // UsageError where no token has it
+  bool has_token(int64_t id) const;
 
   int64_t vocabulary_size() const;  // one more than the largest id
   std::optional<int64_t> id_of(

@@ -10,6 +10,8 @@
 
 namespace faultline::unicode {
 
+inline constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
+
 enum Class : uint8_t {
   kLetter = 1,  // \p{L}
   kNumber = 2,  // \p{N}
