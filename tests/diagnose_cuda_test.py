@@ -13,9 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("diagnose") / "tiny"
-    tiny_folder.make(folder, layers=6)
-    return str(folder)
+    return str(tiny_folder.make(tmp_path_factory.mktemp("diagnose") / "tiny", layers=6))
 
 
 def verdicts(model, *arguments):

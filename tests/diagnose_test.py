@@ -15,9 +15,7 @@ METHODS = ["self", "shadow"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("diagnose") / "tiny"
-    tiny_folder.make(folder, layers=6)
-    return str(folder)
+    return str(tiny_folder.make(tmp_path_factory.mktemp("diagnose") / "tiny", layers=6))
 
 
 def diagnosed(model, *arguments):

@@ -82,7 +82,7 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
     candidate.place = judged->evidence.place;
     candidate.certainty = Certainty::kExact;
   }
-  if (candidate.evidence.empty() || level > accused.level) {
+  if (level > accused.level) {
     candidate.operation = observation.operation;
     accused.level = level;
     accused.kinds.clear();

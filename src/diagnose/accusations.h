@@ -37,7 +37,7 @@ class Accusations {
   static const Zone& zone_of(const Named& named);
   struct Accused {
     Candidate candidate;
-    int level = 0;
+    int level = -1;  // of the most particular operation that was caught; kinds are of that level
     bool comes_and_goes = false;
     std::map<std::string, Named> kinds;
   };

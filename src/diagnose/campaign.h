@@ -98,6 +98,9 @@ struct CampaignEnd {
 CampaignEnd run_campaign(TrialExecutor& executor, const CampaignSpec& spec, const std::string& fingerprint,
                          CampaignStore& store, const CampaignRun& options);
 
+// Whether its fault changed something while this method looked: one that acts by chance may miss it and meet another.
+bool met_fault(const Json& said);
+
 // Pools of kind x site class with Clopper-Pearson intervals, the confusion of kinds, healthy runs, cost, and self and
 // shadow beside classic with McNemar's exact test. for_each: hands every trial to its argument.
 nlohmann::ordered_json summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each);

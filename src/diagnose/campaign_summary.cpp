@@ -72,9 +72,6 @@ struct Method {
   int64_t not_met = 0;  // trials whose fault changed nothing while this method looked
 };
 
-// A fault that acts by chance may change nothing while one method looks, and something while another does.
-bool met_fault(const Json& said) { return said.value("changed", 1) != 0; }
-
 const std::set<std::string> kMethods = {"classic", "self", "shadow"};
 
 struct Summary {
@@ -164,6 +161,8 @@ OrderedJson to_json(const Method& method, bool beside_classic) {
 }
 
 }  // namespace
+
+bool met_fault(const Json& said) { return said.value("changed", 1) != 0; }
 
 OrderedJson summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each) {
   Summary summary;

@@ -34,7 +34,7 @@ std::string place_of_trial(const Planned& planned) {
   return fmt::format("model.layers.{}{}{}", planned.layer, planned.site->place.empty() ? "" : ".", planned.site->place);
 }
 
-// What a clean machine brings to a layer, and what an armed fault of that layer does there.
+// What a clean machine brings to a layer, and what a fault of that layer, which is armed for it, does there.
 at::Tensor clean_input(const CausalLm& model, const at::Tensor& tokens, int64_t layer) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard phase(Phase::kDiagnose);
@@ -42,22 +42,12 @@ at::Tensor clean_input(const CausalLm& model, const at::Tensor& tokens, int64_t 
   for (int64_t i = 0; i < layer; ++i) x = model.run_layer(i, x, tokens.size(0));
   return x;
 }
-struct Effect {
-  int64_t changed = 0;
-  double largest = 0, mean = 0;  // error
-};
-Effect effect_of(const CausalLm& model, Injection& injection, const at::Tensor& x, int64_t layer, int64_t rows) {
+Planted effect_of(const CausalLm& model, Injection& injection, const at::Tensor& x, int64_t layer, int64_t rows) {
   const at::NoGradGuard no_gradients;
   const PhaseGuard phase(Phase::kDiagnose);
   injection.arm();
   model.run_layer(layer, x, rows);
-  Effect effect;
-  for (const Plan::Evidence& evidence : injection.plan().read_evidence()) {
-    effect.changed += static_cast<int64_t>(evidence.numbers.changed);
-    effect.largest = std::max(effect.largest, evidence.numbers.max_abs_error);
-    effect.mean = std::max(effect.mean, evidence.numbers.mean_abs_error);
-  }
-  return effect;
+  return planted_by(injection.plan());
 }
 
 // Trials of one campaign are counted together: they must be of one model.
@@ -144,7 +134,7 @@ double TrialBench::spread(Model& model, const Planned& planned) {
   const at::Tensor& first = model.prompts[0];
   const at::Tensor x =
       clean_input(*model.loaded.model, first.narrow(1, 0, std::min<int64_t>(16, first.size(1))), planned.layer);
-  const double size = effect_of(*model.loaded.model, probe, x, planned.layer, 1).mean;
+  const double size = effect_of(*model.loaded.model, probe, x, planned.layer, 1).mean_error;
   probe.disarm();
   return spreads_[path] = size;
 }
@@ -177,13 +167,13 @@ std::unique_ptr<Injection> TrialBench::plant_what_acts(Model& model, const Plann
     Planned dense = planned;
     dense.extent = 1;
     const std::unique_ptr<Injection> everywhere = plant(model, dense, seed);
-    wanted = kNearlyTheLargest * effect(*everywhere).largest;
+    wanted = kNearlyTheLargest * effect(*everywhere).largest_error;
     everywhere->disarm();
   }
   for (int i = 0; i < kSeedsTried; ++i) {
     std::unique_ptr<Injection> injection = plant(model, planned, mix64(seed, 100 + static_cast<uint64_t>(i)));
-    const Effect done = effect(*injection);
-    if (done.changed > 0 && done.largest >= wanted) return injection;
+    const Planted done = effect(*injection);
+    if (done.changed > 0 && done.largest_error >= wanted) return injection;
     injection->disarm();
   }
   return nullptr;
@@ -225,21 +215,20 @@ Trial TrialBench::run(const TrialKey& key) {
   const bool sparse_spike = kind == "spike" && planned.extent < 1;  // acts in few calls only
   const int64_t passes = planned.rare ? kPassesForRare : sparse_spike ? kPassesForSparseSpikes : 1;
   bool right = true;
-  int64_t changed = injection ? planted_by(injection->plan()).changed : 0;
+  Planted done = injection ? planted_by(injection->plan()) : Planted{};
   for (const std::string& method : spec_.methods) {
     if (planned.rare && method == "classic") continue;  // it has no passes
     const Diagnosis diagnosis = model.examiner->run({method, tokens, mix64(trial.seed, 3), passes});
     Json& answer = trial.outcome[method] = said(diagnosis, place, planned.layer, kind);
     if (injection) {  // a fault that acts by chance may have left this method's calls alone
-      const int64_t until_now = planted_by(injection->plan()).changed;
-      answer["changed"] = until_now - std::exchange(changed, until_now);
+      const int64_t before = std::exchange(done, planted_by(injection->plan())).changed;
+      answer["changed"] = done.changed - before;
     }
-    if (method == "classic" || answer.value("changed", 1) == 0) continue;
+    if (method == "classic" || !met_fault(answer)) continue;
     right &= healthy ? !diagnosis.fault_found() : answer.value("place_right", false);
   }
   if (injection) {
     injection->disarm();
-    const Planted done = planted_by(injection->plan());
     trial.evidence = {{"changed", done.changed}, {"calls", done.calls}};
     if (done.changed == 0) trial.outcome["inactive"] = true;
   }

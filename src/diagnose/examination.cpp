@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/text.h"
 #include "diagnose/classic.h"
@@ -42,6 +44,8 @@ Planted planted_by(Plan& plan) {
   for (const Plan::Evidence& evidence : plan.read_evidence()) {
     planted.calls += static_cast<int64_t>(evidence.numbers.active_calls);
     planted.changed += static_cast<int64_t>(evidence.numbers.changed);
+    planted.largest_error = std::max(planted.largest_error, evidence.numbers.max_abs_error);
+    planted.mean_error = std::max(planted.mean_error, evidence.numbers.mean_abs_error);
   }
   return planted;
 }

@@ -35,9 +35,10 @@ class Examiner {
   Recomputation reference_;
 };
 
-// Of every site that a planted fault changed: elements changed, from the ledger of the active plan.
+// What a plan's faults have done so far, from its ledger: calls and elements of all sites, errors of the worst one.
 struct Planted {
   int64_t calls = 0, changed = 0;
+  double largest_error = 0, mean_error = 0;
 };
 class Plan;
 Planted planted_by(Plan& plan);

@@ -20,9 +20,9 @@
 #endif
 
 namespace faultline {
-#ifdef FAULTLINE_WITH_CUDA
 namespace {
 
+#ifdef FAULTLINE_WITH_CUDA
 // The digest's keys, once a device.
 const uint32_t* device_digest_keys(const at::Device& device) {
   static std::mutex mutex;
@@ -36,11 +36,7 @@ const uint32_t* device_digest_keys(const at::Device& device) {
   }
   return reinterpret_cast<const uint32_t*>(copy.const_data_ptr<int32_t>());
 }
-
-}  // namespace
 #endif
-
-namespace {
 
 int64_t cpu_digest(const void* bytes, int64_t size) {
   const int64_t tiles = (size + kDigestTile - 1) / kDigestTile;
