@@ -32,6 +32,10 @@ std::vector<std::string> kinds_of(const std::vector<FaultGrid::Entry>& entries) 
   return kinds;
 }
 
+// Some saturations reach no value whatever the mask, and some spikes strike while one method looks and not another:
+// such trials leave the denominator, and their pools need more of them.
+bool may_change_nothing(const std::string& kind) { return kind == "saturate" || kind == "spike"; }
+
 template <typename Item, typename Test>
 std::vector<const Item*> chosen(const std::vector<Item>& items, const Test& test) {
   std::vector<const Item*> found;
@@ -57,8 +61,7 @@ std::vector<CampaignCell> campaign_cells(const CampaignSpec& spec) {
     if (std::find(pools.begin(), pools.end(), site.pool) == pools.end()) pools.push_back(site.pool);
   for (const std::string& kind : kinds_of(spec.grid.entries))
     for (const std::string& pool : pools)
-      // Some saturations reach no value whatever the mask, and leave the denominator.
-      cells.push_back({kind + " | " + pool, spec.trials + (kind == "saturate" ? spec.trials / 10 : 0)});
+      cells.push_back({kind + " | " + pool, spec.trials + (may_change_nothing(kind) ? spec.trials / 10 : 0)});
   // A round that was interrupted is a sample of the cells, not their beginning.
   std::sort(cells.begin(), cells.end(), [](const auto& a, const auto& b) { return hash64(a.name) < hash64(b.name); });
   cells.push_back({"healthy", spec.healthy});

@@ -60,7 +60,7 @@ FaultGrid full_grid() {
   add(ladder("deadzone", "deadzone(threshold=", {0.0003, 0.001, 0.003, 0.01, 0.03, 0.1}));
   add(ladder("saturate", "saturate(margin=", {0.003, 0.01, 0.03, 0.1, 0.3}));
   add(ladder("offset", "offset(strength=", {0.0003, 0.001, 0.003, 0.01, 0.03, 0.1}));
-  add(ladder("gain", "gain(strength=", {0.001, 0.003, 0.01, 0.03, 0.1}));
+  add(ladder("gain", "gain(strength=", {0.002, 0.003, 0.01, 0.03, 0.1}));
   add(ladder("systematic_bias", "systematic_bias(strength={spread}", {0.0003, 0.001, 0.003, 0.01, 0.03}));
   add(ladder("noise", "relative_gaussian(strength=", {0.001, 0.003, 0.01, 0.03, 0.1}));
   return grid;

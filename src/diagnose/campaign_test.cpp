@@ -12,6 +12,8 @@
 #include "base/error.h"
 #include "diagnose/campaign_records.h"
 #include "diagnose/executor.h"
+#include "numeric/resolution.h"
+#include "numeric/rule.h"
 #include "record/temporary_directory.h"
 
 namespace faultline {
@@ -70,6 +72,16 @@ TEST(Campaign, OfTheFullPresetHasThreeHundredTrialsAPoolAndAThousandHealthy) {
     EXPECT_GE(count, 300) << name;
   }
   EXPECT_EQ(pools, 9 * 5);
+}
+
+TEST(Campaign, PlantsNothingThatTheModelsTypeCannotShow) {
+  const FaultGrid grid = campaign_spec("full").grid;
+  for (const auto& entries : {grid.entries, grid.rare, grid.fading}) {
+    for (const FaultGrid::Entry& entry : entries) {
+      if (entry.what.find("{spread}") != std::string::npos) continue;  // known with the model
+      EXPECT_NO_THROW(check_visible(parse_rule(entry.what + ")", RuleUse::kOnTensor), Dtype::kBFloat16)) << entry.name;
+    }
+  }
 }
 
 TEST(Campaign, GoesOnTrialByTrial) {
