@@ -25,7 +25,7 @@ def test_version_in_words_and_json():
     assert ok("--version").startswith("faultline ")
     version = json.loads(ok("--version", "--json"))
     assert set(version) == {"version", "commit", "torch", "cuda_kernels", "cpu_instructions"}
-    assert version["torch"].startswith("2.11") and version["cpu_instructions"] in ("portable", "avx2", "avx512")
+    assert version["torch"].startswith("2.11") and version["cpu_instructions"] in ("portable", "avx2", "avx512", "neon")
 
 
 @pytest.mark.parametrize("command", ["apply", "list", "explain", "check", "schema", "selftest", "demo", "completion"])

@@ -218,7 +218,7 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype):
         assert torch.equal(rows, three[name]), name
 
 
-ISAS = ["portable", "avx2", "avx512", "avx512bf16", "amx", "armbf16"]
+ISAS = ["portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "armbf16"]
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -136,7 +136,7 @@ def portable():
     return digests("portable", 1)
 
 
-@pytest.mark.parametrize("isa, threads", [("avx2", 1), ("avx512", 1), ("", 2), ("portable", 2)])
+@pytest.mark.parametrize("isa, threads", [("avx2", 1), ("avx512", 1), ("neon", 1), ("", 2), ("portable", 2)])
 def test_every_instruction_set_and_thread_count_gives_equal_bits_and_ledgers(portable, isa, threads):
     other = digests(isa, threads)
     if other is None:

@@ -17,7 +17,7 @@
 namespace faultline {
 namespace {
 
-constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512bf16", "amx", "armbf16"};
+constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "armbf16"};
 
 #if defined(__x86_64__)
 // Linux hands out the tile registers (8 KiB a thread) only to processes that ask: arch_prctl(ARCH_REQ_XCOMP_PERM,
@@ -52,8 +52,8 @@ std::vector<InstructionSet> offered() {
 #elif defined(__aarch64__)
 std::vector<InstructionSet> offered() {
   constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
-  if ((getauxval(AT_HWCAP2) & kBf16) == 0) return {InstructionSet::kPortable};
-  return {InstructionSet::kPortable, InstructionSet::kArmBf16};
+  if ((getauxval(AT_HWCAP2) & kBf16) == 0) return {InstructionSet::kPortable, InstructionSet::kNeon};
+  return {InstructionSet::kPortable, InstructionSet::kNeon, InstructionSet::kArmBf16};
 }
 #else
 std::vector<InstructionSet> offered() { return {InstructionSet::kPortable}; }

@@ -9,6 +9,8 @@ const Kernels& kernels() {
 #if defined(__x86_64__)
   if (level >= InstructionSet::kAvx512) return avx512::kKernels;
   if (level == InstructionSet::kAvx2) return avx2::kKernels;
+#elif defined(__aarch64__)
+  if (level >= InstructionSet::kNeon) return neon::kKernels;
 #endif
   return portable::kKernels;
 }

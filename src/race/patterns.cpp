@@ -21,6 +21,8 @@ const cpu::PatternKernels& cpu::pattern_kernels() {
 #if defined(__x86_64__)
   if (&kernels() == &avx512::kKernels) return avx512::kPatternKernels;
   if (&kernels() == &avx2::kKernels) return avx2::kPatternKernels;
+#elif defined(__aarch64__)
+  if (&kernels() == &neon::kKernels) return neon::kPatternKernels;
 #endif
   return portable::kPatternKernels;
 }

@@ -4,7 +4,7 @@
 #include "numeric/arithmetic.h"
 #include "numeric/cpu/evidence.h"
 #include "numeric/cpu/kernels.h"
-#if defined(__AVX512BW__)
+#if defined(__AVX512BW__) || defined(FAULTLINE_NEON)
 #include "numeric/cpu/relative_gaussian.h"
 #endif
 
@@ -246,7 +246,7 @@ namespace FAULTLINE_ISA {
 
 void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data,
            SegmentPartial* partials) {
-#if defined(__AVX512BW__)
+#if defined(__AVX512BW__) || defined(FAULTLINE_NEON)
   if (is_plain_relative_gaussian(a)) return relative_gaussian_segments(a, traversal, first, last, data, partials);
 #endif
   const SegmentFunction function =

@@ -31,7 +31,7 @@ struct Kernels {
   uint64_t (*checksum)(const void* data, int element_size, int64_t first, int64_t last);
 };
 
-const Kernels& kernels();  // the best this processor runs; FAULTLINE_CPU_ISA=portable|avx2|avx512 overrides
+const Kernels& kernels();  // of base/instruction_set.h's choice
 
 namespace portable {
 extern const Kernels kKernels;
@@ -40,6 +40,9 @@ namespace avx2 {
 extern const Kernels kKernels;
 }
 namespace avx512 {
+extern const Kernels kKernels;
+}
+namespace neon {
 extern const Kernels kKernels;
 }
 

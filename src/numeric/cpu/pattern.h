@@ -22,5 +22,8 @@ extern const PatternKernels kPatternKernels;
 namespace avx512 {
 extern const PatternKernels kPatternKernels;
 }
+namespace neon {
+extern const PatternKernels kPatternKernels;
+}
 
 }  // namespace faultline::cpu

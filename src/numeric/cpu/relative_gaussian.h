@@ -1,165 +1,51 @@
-// Relative noise on a whole bf16 tensor, the most common fault, in one pass that never leaves the registers (AVX-512).
-// The bits and the ledger are those of faults.cpp. Three things make it short: a 32-bit word holds two neighbouring
-// elements and also two deviates' random bits, so that even and odd elements are worked on side by side and nothing is
-// shuffled; a finite x that the noise moves is the only one whose y compares unequal, so that one comparison stands for
-// every special case; and a segment is walked column by column, 64 positions of each of its tiles after the other, so
-// that the ledger's lanes are registers, as on a GPU. Zeros and non-finite numbers, which are rare, are told from the
-// result by one comparison of 32 elements and then counted apart: zero stays zero and non-finite stays as it is.
+// Relative noise on a whole bf16 tensor, the most common fault, in one pass. The bits and the ledger are those of
+// faults.cpp. Three things make it short: a 32-bit word holds two neighbouring elements and also two deviates' random
+// bits, so that even and odd elements are worked on side by side and nothing is shuffled; zeros and non-finite numbers,
+// which are rare, are found by one comparison of many results; and a segment is walked column by column, the same
+// positions of each of its tiles after the other, so that the ledger's lanes stay at hand, as on a GPU. What a column
+// does is the instruction set's: relative_gaussian_avx512.h, relative_gaussian_neon.h.
 #pragma once
 
-// GCC 12 takes its own _mm512_undefined_*() for a mistake of ours.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
-#include "numeric/arithmetic.h"
-#include "numeric/cpu/evidence.h"
+#if defined(__AVX512BW__)
+#include "numeric/cpu/relative_gaussian_avx512.h"
+#else
+#include "numeric/cpu/relative_gaussian_neon.h"
+#endif
 
 namespace faultline::cpu {
 namespace {
 
-constexpr int kColumn = 64;  // positions that are walked together: eight blocks of random words
-constexpr int kVectors = 4;  // of 16 lanes: even and odd elements of the first 32, of the last 32
+constexpr int kGroup = 32;  // chunks that add_tree adds by halving, and that the strength sample takes or leaves
+static_assert(kGroup * kChunk % kColumn == 0);
 
-// Slopes and bases by the low eight bits of a deviate's exponent and leading mantissa bits; see deviate_of().
-struct DeviateTable {
-  alignas(64) Segment entry[256];
-};
-
-DeviateTable make_deviate_table(float scale) {
-  DeviateTable table;
-  for (int i = 0; i < 256; ++i) table.entry[i] = {0, 0};
-  for (int i = 0; i < kSegments16; ++i)
-    table.entry[((127 << 4) + i) & 255] = {kGaussian16[i].slope * scale, kGaussian16[i].base * scale};
-  return table;
-}
-
-// What Philox is given for a whole call; every 64-bit lane computes one block in its low half.
-struct Counter {
-  __m512i lane, high, call, step;
-  __m512i low_keys[kPhiloxRounds], high_keys[kPhiloxRounds];
-};
-
-__m512i broadcast(uint32_t word) { return _mm512_set1_epi64(static_cast<int64_t>(word)); }
-
-Counter make_counter(const Control& control, uint64_t key) {
-  const PhiloxKeys keys = philox_keys(key);
+// What is the same for all columns of a call.
+struct Noise {
   Counter counter;
-  counter.lane = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that unpacking them in draw() restores the order
-  counter.high = broadcast(counter_tag(control, kGaussianStream));
-  counter.call = broadcast(control.call);
-  counter.step = broadcast(control.step);
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    counter.low_keys[round] = broadcast(keys.low[round]);
-    counter.high_keys[round] = broadcast(keys.high[round]);
-  }
-  return counter;
-}
-
-// The words of eight consecutive blocks: 32 elements in each result, two a word.
-inline void draw(const Counter& counter, uint64_t block, __m512i (&words)[2]) {
-  const __m512i first = broadcast(0xD2511F53u), second = broadcast(0xCD9E8D57u);
-  __m512i c0 = _mm512_add_epi64(counter.lane, broadcast(static_cast<uint32_t>(block)));
-  __m512i c1 = _mm512_or_si512(counter.high, broadcast(static_cast<uint32_t>(block >> 32)));
-  __m512i c2 = counter.call, c3 = counter.step;
-#pragma GCC unroll 10
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    const __m512i p0 = _mm512_mul_epu32(first, c0), p1 = _mm512_mul_epu32(second, c2);
-    c0 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p1, _MM_PERM_DDBB), c1, counter.low_keys[round], 0x96);
-    c2 = _mm512_ternarylogic_epi64(_mm512_shuffle_epi32(p0, _MM_PERM_DDBB), c3, counter.high_keys[round], 0x96);
-    c1 = p1, c3 = p0;
-  }
-  const __m512i low = _mm512_mask_shuffle_epi32(c0, 0xAAAA, c1, _MM_PERM_CCAA);
-  const __m512i high = _mm512_mask_shuffle_epi32(c2, 0xAAAA, c3, _MM_PERM_CCAA);
-  words[0] = _mm512_unpacklo_epi64(low, high);
-  words[1] = _mm512_unpackhi_epi64(low, high);
-}
-
-inline __m512 gather(__m256i index, const DeviateTable& table) {
-  return _mm512_castsi512_ps(_mm512_i32gather_epi64(index, table.entry, sizeof(Segment)));
-}
-
-inline __m512 deviates(__m512i odd, const DeviateTable& table) {
-  const __m512 value = _mm512_cvtepi32_ps(odd);
-  const __m512i bits = _mm512_castps_si512(value);
-  const __m512i index = _mm512_and_si512(_mm512_srli_epi32(bits, 19), _mm512_set1_epi32(255));
-  // A slope and its base are fetched together: half the loads of two gathers.
-  const __m512 low = gather(_mm512_castsi512_si256(index), table);
-  const __m512 high = gather(_mm512_extracti64x4_epi64(index, 1), table);
-  const __m512i slopes = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512 slope = _mm512_permutex2var_ps(low, slopes, high);
-  const __m512 base = _mm512_permutex2var_ps(low, _mm512_or_si512(slopes, _mm512_set1_epi32(1)), high);
-  const __m512i signed_base =
-      _mm512_ternarylogic_epi32(_mm512_castps_si512(base), bits, _mm512_set1_epi32(INT32_MIN), 0x78);  // a ^ (b & c)
-  return _mm512_fmadd_ps(value, slope, _mm512_castsi512_ps(signed_base));
-}
-
-// x (1 + g) rounded to bf16, as a float; x where the noise does not move it or it is not finite.
-inline __m512 noisy(__m512 x, __m512 deviate) {
-  const __m512 y = _mm512_fmadd_ps(deviate, x, x);
-  const __mmask16 moved = _mm512_cmp_ps_mask(y, x, _CMP_NEQ_OQ);
-  const __m512i bits = _mm512_castps_si512(y);
-  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), even);
-  return _mm512_castsi512_ps(_mm512_mask_and_epi32(_mm512_castps_si512(x), moved, rounded, _mm512_set1_epi32(-65536)));
-}
-
-// The ledger's lanes of a column.
-struct ColumnLanes {
-  __m512 abs[kVectors], squared_error[kVectors], squared_value[kVectors], max[kVectors];
+  alignas(64) Segment table[256];  // by the low eight bits of exponent and leading mantissa bits; see deviate_of()
 };
 
-inline void add(ColumnLanes& lanes, int i, __m512 x, __m512 y) {
-  const __m512 e = _mm512_sub_ps(y, x), size = _mm512_abs_ps(e);
-  lanes.abs[i] = _mm512_add_ps(lanes.abs[i], size);
-  lanes.squared_error[i] = _mm512_fmadd_ps(e, e, lanes.squared_error[i]);
-  lanes.squared_value[i] = _mm512_fmadd_ps(x, x, lanes.squared_value[i]);
-  lanes.max[i] = _mm512_max_ps(lanes.max[i], size);
+Noise make_noise(const FaultArguments& a) {
+  Noise noise;
+  noise.counter = make_counter(a.control, a.noise_key);
+  const float scale = call_scale(a, a.control);
+  const auto scaled = [&](const Segment& entry) { return Segment{entry.slope * scale, entry.base * scale}; };
+  for (int i = 0; i < 16; ++i) noise.table[240 + i] = scaled(kGaussian16[i]);  // exponent 127; the others wrap around
+  for (int i = 16; i < kSegments16; ++i) noise.table[i - 16] = scaled(kGaussian16[i]);
+  return noise;
 }
 
 // What a segment adds up; chunks are those of a tile.
 struct SegmentSums {
-  alignas(64) float abs[kTileChunks], squared_error[kTileChunks], squared_value[kTileChunks], relative[kTileChunks];
-  __m512 max;
-  int64_t elements, changed, nonzero, zeroed, nonfinite, sampled;
+  alignas(64) float chunks[kPartialSums][kTileChunks];
+  Vector max;
+  int64_t counts[kPartialCounts];
 };
 
-struct Elements {  // 32 of them
-  __m512 even, odd;
-};
-inline Elements elements_of(__m512i bits) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)),
-          _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)))};
-}
-
-__attribute__((noinline)) void count_special(__m512i before, __m512i after, SegmentSums& sums) {
-  const __m512i magnitude = _mm512_set1_epi16(0x7FFF), exponent = _mm512_set1_epi16(0x7F80);
-  const __mmask32 nonzero = _mm512_test_epi16_mask(before, magnitude), zero = _mm512_testn_epi16_mask(after, magnitude);
-  sums.nonzero += _mm_popcnt_u32(nonzero);
-  sums.zeroed += _mm_popcnt_u32(nonzero & zero);
-  sums.nonfinite += _mm_popcnt_u32(_mm512_cmpeq_epi16_mask(_mm512_and_si512(after, exponent), exponent));
-}
-
-inline __m512 zero_unless_finite(__m512 value, __m512 y) {
-  return _mm512_mask_mov_ps(value, _mm512_fpclass_ps_mask(y, 0x99), _mm512_setzero_ps());  // NaNs and infinities
-}
-
-inline void account(__m512i before, __m512i after, Elements x, Elements y, int half, ColumnLanes& lanes,
-                    SegmentSums& sums) {
-  sums.changed += _mm_popcnt_u32(_mm512_cmpneq_epi16_mask(before, after));
-  const __m512i magnitude = _mm512_and_si512(after, _mm512_set1_epi16(0x7FFF));
-  const __mmask32 special = _mm512_cmpge_epu16_mask(_mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)),
-                                                    _mm512_set1_epi16(0x7F7F));  // zero or not finite
-  if (__builtin_expect(special != 0, 0)) {
-    count_special(before, after, sums);
-    x = {zero_unless_finite(x.even, y.even), zero_unless_finite(x.odd, y.odd)};
-    y = {zero_unless_finite(y.even, y.even), zero_unless_finite(y.odd, y.odd)};
-  } else {
-    sums.nonzero += 32;
-  }
-  add(lanes, 2 * half, x.even, y.even);
-  add(lanes, 2 * half + 1, x.odd, y.odd);
+void clear(SegmentSums& sums, int groups) {
+  for (float* chunks : sums.chunks)
+    __builtin_memset(chunks, 0, static_cast<std::size_t>(groups) * kGroup * sizeof(float));
+  sums.max = Vector{};
+  for (int64_t& count : sums.counts) count = 0;
 }
 
 // The strength sample, for a column that is in it. Each chunk adds its elements in order.
@@ -181,98 +67,62 @@ __attribute__((noinline)) void add_sample(const uint16_t* before, const uint16_t
   }
 }
 
-// 8 -> 1 in the order of add_chunk_lanes: a chunk is even and odd elements of four neighbouring words.
-inline void write_chunks(const __m512 (&lanes)[kVectors], float* chunks) {
-  const __m512 first = _mm512_add_ps(lanes[0], lanes[1]), last = _mm512_add_ps(lanes[2], lanes[3]);
-  const __m512 quads = _mm512_add_ps(_mm512_shuffle_ps(first, last, 0x88), _mm512_shuffle_ps(first, last, 0xDD));
-  const __m512 sums = _mm512_add_ps(quads, _mm512_movehdup_ps(quads));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-  _mm256_store_ps(chunks, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums)));
-}
-
 template <bool kCounted>
-inline void fault_column(const Counter& counter, const DeviateTable& table, uint16_t* values, int64_t begin,
-                         ColumnLanes& lanes, SegmentSums& sums, int position) {
-  __m512i words[2];
-  draw(counter, static_cast<uint64_t>(begin) / kChunk, words);
-  const bool sampled = kCounted && is_sampled(begin / kChunk);
+inline void fault_whole_column(const Noise& noise, int64_t begin, uint16_t* values, ColumnLanes& lanes,
+                               SegmentSums& sums) {
+  const int64_t chunk = begin / kChunk;
+  const bool sampled = kCounted && is_sampled(chunk);
   alignas(64) uint16_t clean[kColumn];
   if (__builtin_expect(sampled, 0)) __builtin_memcpy(clean, values, sizeof clean);
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    const __m512i before = _mm512_loadu_si512(values + 32 * half);
-    const __m512i odd_words = _mm512_or_si512(words[half], _mm512_set1_epi32(0x00010001));
-    const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(odd_words, 16), 16);
-    const __m512i odd = _mm512_srai_epi32(odd_words, 16);
-    const Elements x = elements_of(before);
-    const Elements y = {noisy(x.even, deviates(even, table)), noisy(x.odd, deviates(odd, table))};
-    const __m512i after =
-        _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(y.even), 16), _mm512_castps_si512(y.odd));
-    _mm512_storeu_si512(values + 32 * half, after);
-    if constexpr (kCounted) account(before, after, x, y, half, lanes, sums);
-  }
-  if (__builtin_expect(sampled, 0)) add_sample(clean, values, sums.relative + position / kChunk, sums.sampled);
-}
-
-// 256 -> 1 in the order of add_tree.
-double add_chunks(const float* chunks) {
-  double total = 0;
-  for (int group = 0; group < kTileChunks; group += 32) {
-    __m512d part[4];
-    for (int i = 0; i < 4; ++i) part[i] = _mm512_cvtps_pd(_mm256_load_ps(chunks + group + 8 * i));
-    const __m512d eight = _mm512_add_pd(_mm512_add_pd(part[0], part[2]), _mm512_add_pd(part[1], part[3]));
-    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    total += _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
-  }
-  return total;
-}
-
-void write_partial(const SegmentSums& sums, SegmentPartial& partial) {
-  partial.sum[kPartialAbs] = add_chunks(sums.abs);
-  partial.sum[kPartialSquaredError] = add_chunks(sums.squared_error);
-  partial.sum[kPartialSquaredValue] = add_chunks(sums.squared_value);
-  partial.sum[kPartialRelative] = add_chunks(sums.relative);
-  partial.max = static_cast<double>(_mm512_reduce_max_ps(sums.max));
-  const int64_t counts[kPartialCounts] = {sums.elements, sums.changed, sums.nonzero, sums.zeroed, sums.nonfinite, 0,
-                                          sums.sampled};
-  for (int k = 0; k < kPartialCounts; ++k) partial.count[k] = static_cast<uint64_t>(counts[k]);
+  fault_column<kCounted>(noise.counter, noise.table, static_cast<uint64_t>(chunk), values, lanes, sums.counts);
+  if (__builtin_expect(sampled, 0))
+    add_sample(clean, values, sums.chunks[kPartialRelative] + chunk % kTileChunks, sums.counts[kCountSampled]);
 }
 
 // A column of the last tile that ends within it: what is missing counts as zeros, which add nothing.
 template <bool kCounted>
-void fault_last_column(const Counter& counter, const DeviateTable& table, uint16_t* values, int64_t begin,
-                       std::size_t count, ColumnLanes& lanes, SegmentSums& sums, int position) {
+void fault_last_column(const Noise& noise, int64_t begin, uint16_t* values, int64_t count, ColumnLanes& lanes,
+                       SegmentSums& sums) {
   alignas(64) uint16_t padded[kColumn] = {};
-  __builtin_memcpy(padded, values, count * sizeof(uint16_t));
-  fault_column<kCounted>(counter, table, padded, begin, lanes, sums, position);
-  __builtin_memcpy(values, padded, count * sizeof(uint16_t));
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(uint16_t);
+  __builtin_memcpy(padded, values, bytes);
+  fault_whole_column<kCounted>(noise, begin, padded, lanes, sums);
+  __builtin_memcpy(values, padded, bytes);
 }
 
+// `positions`: those that the segment's first tile has; its other tiles have no more.
 template <bool kCounted>
-void relative_gaussian_segment(const FaultArguments& a, const Traversal& traversal, int64_t segment,
-                               const Counter& counter, const DeviateTable& table, uint16_t* values, SegmentSums& sums) {
-  __builtin_memset(&sums, 0, sizeof sums);
-  for (int position = 0; position < kTile; position += kColumn) {
-    ColumnLanes lanes = {};
+void fault_segment(const Noise& noise, const FaultArguments& a, const Traversal& traversal, int64_t segment,
+                   int64_t positions, uint16_t* values, SegmentSums& sums) {
+  for (int position = 0; position < positions; position += kColumn) {
+    ColumnLanes lanes;
     for (int64_t tile = segment; tile < traversal.tiles; tile += traversal.segments) {
       const int64_t begin = tile * kTile + position, left = a.elements - begin;
       if (left >= kColumn) {
-        fault_column<kCounted>(counter, table, values + begin, begin, lanes, sums, position);
+        fault_whole_column<kCounted>(noise, begin, values + begin, lanes, sums);
       } else if (left > 0) {
-        fault_last_column<kCounted>(counter, table, values + begin, begin, static_cast<std::size_t>(left), lanes, sums,
-                                    position);
+        fault_last_column<kCounted>(noise, begin, values + begin, left, lanes, sums);
       }
-      sums.elements += left >= kColumn ? kColumn : left > 0 ? left : 0;
+      sums.counts[kCountSelected] += left >= kColumn ? kColumn : left > 0 ? left : 0;
     }
     if constexpr (kCounted) {
       const int chunk = position / kChunk;
-      write_chunks(lanes.abs, sums.abs + chunk);
-      write_chunks(lanes.squared_error, sums.squared_error + chunk);
-      write_chunks(lanes.squared_value, sums.squared_value + chunk);
-      for (const __m512& max : lanes.max) sums.max = _mm512_max_ps(sums.max, max);
+      write_chunks(lanes.abs, sums.chunks[kPartialAbs] + chunk);
+      write_chunks(lanes.squared_error, sums.chunks[kPartialSquaredError] + chunk);
+      write_chunks(lanes.squared_value, sums.chunks[kPartialSquaredValue] + chunk);
+      for (const Vector& max : lanes.max) sums.max = larger(sums.max, max);
     }
   }
+}
+
+// 256 -> 1 in the order of add_tree; groups that hold no element would add zeros.
+void write_partial(const SegmentSums& sums, int groups, SegmentPartial& partial) {
+  for (int k = 0; k < kPartialSums; ++k) {
+    partial.sum[k] = 0;
+    for (int group = 0; group < groups; ++group) partial.sum[k] += add_group(sums.chunks[k] + group * kGroup);
+  }
+  partial.max = static_cast<double>(largest(sums.max));
+  for (int k = 0; k < kPartialCounts; ++k) partial.count[k] = static_cast<uint64_t>(sums.counts[k]);
 }
 
 bool is_plain_relative_gaussian(const FaultArguments& a) {
@@ -282,16 +132,18 @@ bool is_plain_relative_gaussian(const FaultArguments& a) {
 
 void relative_gaussian_segments(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last,
                                 void* data, SegmentPartial* partials) {
-  const DeviateTable table = make_deviate_table(call_scale(a, a.control));
-  const Counter counter = make_counter(a.control, a.noise_key);
+  const Noise noise = make_noise(a);
+  auto* values = static_cast<uint16_t*>(data);
   SegmentSums sums;
-  for (int64_t segment = first; segment < last; ++segment) {
-    auto* values = static_cast<uint16_t*>(data);
+  for (int64_t segment = first; segment < last && segment < traversal.tiles; ++segment) {
+    const int64_t left = a.elements - segment * kTile, positions = left < kTile ? left : kTile;
+    const int groups = static_cast<int>((positions + kGroup * kChunk - 1) / (kGroup * kChunk));
+    clear(sums, partials == nullptr ? 0 : groups);
     if (partials == nullptr) {
-      relative_gaussian_segment<false>(a, traversal, segment, counter, table, values, sums);
-    } else if (segment < traversal.tiles) {
-      relative_gaussian_segment<true>(a, traversal, segment, counter, table, values, sums);
-      write_partial(sums, partials[segment]);
+      fault_segment<false>(noise, a, traversal, segment, positions, values, sums);
+    } else {
+      fault_segment<true>(noise, a, traversal, segment, positions, values, sums);
+      write_partial(sums, groups, partials[segment]);
     }
   }
 }
