@@ -61,6 +61,12 @@ def test_it_is_valid_and_its_dry_run_shows_what_it_would_do(recipe, model):
         assert "matched sites" in done([0], "run", recipe, f"model={model}", "--dry-run").stdout
 
 
+@pytest.mark.parametrize("recipe, command", [("race-smoke.yaml", "triage run --recipe"), ("train/default.yaml", "train")])
+def test_one_of_another_command_is_refused_with_that_command(recipe, command):
+    recipe = ROOT / "recipes" / recipe
+    assert f"`faultline {command} {recipe}`" in done([64], "run", recipe).stderr
+
+
 # What a recipe is cut down to, beyond what its kind is; and the exit codes it may then have.
 SMALLER = {
     "ainic-gdr-flush-sdc.yaml": (["trials=1", "steps=2", "ranks=2", "workload_config.fsdp_shard_size=2000", "workload_config.model_dim=32", "+workload_config.num_heads=2",

@@ -58,8 +58,19 @@ ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& 
   return ExitCode::kOk;
 }
 
+// Read as a recipe of this command, another's would only be full of unknown or missing keys.
+void refuse_recipe_of_another_command(const Node& config, const std::string& file) {
+  const auto refuse = [&](const char* whose, const char* command) {
+    throw UsageError(
+        fmt::format("{}: a recipe of {}; carry it out with `faultline {} {}`", file, whose, command, file));
+  };
+  if (config.find("cells") != nullptr) refuse("a triage", "triage run --recipe");
+  if (config.find("train") != nullptr && config.find("faults") == nullptr) refuse("a training", "train");
+}
+
 ExitCode run_recipe(const Options& options, const Globals& globals) {
-  if (load_config(options.recipe).find("experiment") != nullptr) {
+  const Node config = load_config(options.recipe);
+  if (config.find("experiment") != nullptr) {
     ExperimentOptions experiment = options.experiment;
     experiment.dry_run = options.dry_run, experiment.pace = options.pace;
     return run_experiment_command(options, experiment, options.recipe, options.overrides, options.out, globals);
@@ -69,6 +80,7 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
         fmt::format("{}: --scale, --arms, --seeds, --pilot and --merge belong to experiments, and it has no section "
                     "experiment",
                     options.recipe));
+  refuse_recipe_of_another_command(config, options.recipe);
   const Node recipe = load_recipe(options.recipe, options.overrides);
   if (const Node* campaign = recipe.find("diagnose"); campaign != nullptr && !options.dry_run) {
     ModelOptions model = options;

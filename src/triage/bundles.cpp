@@ -51,7 +51,7 @@ std::vector<Bundle> built_in_environments() {
       {"default", "as the caller's", {}, ""},
       {"nccl-log", "NCCL says what it uses", {{"NCCL_DEBUG", "INFO"}}, ""},
       {"one-thread", "one CPU thread a process", {{"OMP_NUM_THREADS", "1"}}, ""},
-      {"portable-kernels", "our CPU kernels without vector instructions", {{"FAULTLINE_CPU_ISA", "portable"}}, ""},
+      {"portable-kernels", "our CPU kernels as plain C++", {{"FAULTLINE_CPU_ISA", "portable"}}, ""},
   };
 }
 
