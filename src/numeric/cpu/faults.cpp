@@ -212,8 +212,13 @@ void fault_segments(const FaultArguments& a, const Traversal& traversal, int64_t
 using SegmentFunction = void (*)(const FaultArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
 
 template <class Type>
-SegmentFunction function_for(FaultKind kind) {
-  switch (kind) {
+SegmentFunction function_for(const FaultArguments& a) {
+#if defined(__AVX512BW__) || defined(FAULTLINE_NEON)
+  if constexpr (kHasColumn<Type>) {
+    if (is_plain_relative_gaussian(a)) return relative_gaussian_segments<Type>;
+  }
+#endif
+  switch (a.kind) {
     case FaultKind::kRelativeGaussian: return fault_segments<FaultKind::kRelativeGaussian, Type>;
     case FaultKind::kAbsoluteGaussian: return fault_segments<FaultKind::kAbsoluteGaussian, Type>;
     case FaultKind::kScaledGaussian: return fault_segments<FaultKind::kScaledGaussian, Type>;
@@ -246,11 +251,7 @@ namespace FAULTLINE_ISA {
 
 void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, int64_t last, void* data,
            SegmentPartial* partials) {
-#if defined(__AVX512BW__) || defined(FAULTLINE_NEON)
-  if (is_plain_relative_gaussian(a)) return relative_gaussian_segments(a, traversal, first, last, data, partials);
-#endif
-  const SegmentFunction function =
-      dispatch_dtype(a.dtype, [&](auto type) { return function_for<decltype(type)>(a.kind); });
+  const SegmentFunction function = dispatch_dtype(a.dtype, [&](auto type) { return function_for<decltype(type)>(a); });
   function(a, traversal, first, last, data, partials);
 }
 

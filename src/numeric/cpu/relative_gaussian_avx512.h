@@ -15,6 +15,9 @@
 namespace faultline::cpu {
 namespace {
 
+template <class Type>
+constexpr bool kHasColumn = Type::kDtype == Dtype::kBFloat16;
+template <class Type>
 constexpr int kColumn = 64;  // positions that are walked together
 constexpr int kVectors = 4;  // of 16 lanes: even and odd elements of the first 32, of the last 32
 using Vector = __m512;
@@ -90,11 +93,12 @@ inline __m512 noisy(__m512 x, __m512 deviate) {
 }
 
 // The ledger's lanes of a column.
+template <class Type>
 struct ColumnLanes {
   __m512 abs[kVectors] = {}, squared_error[kVectors] = {}, squared_value[kVectors] = {}, max[kVectors] = {};
 };
 
-inline void add(ColumnLanes& lanes, int i, __m512 x, __m512 y) {
+inline void add(ColumnLanes<BFloat16>& lanes, int i, __m512 x, __m512 y) {
   const __m512 e = _mm512_sub_ps(y, x), size = _mm512_abs_ps(e);
   lanes.abs[i] = _mm512_add_ps(lanes.abs[i], size);
   lanes.squared_error[i] = _mm512_fmadd_ps(e, e, lanes.squared_error[i]);
@@ -122,7 +126,7 @@ inline __m512 zero_unless_finite(__m512 value, __m512 y) {
   return _mm512_mask_mov_ps(value, _mm512_fpclass_ps_mask(y, 0x99), _mm512_setzero_ps());  // NaNs and infinities
 }
 
-inline void account(__m512i before, __m512i after, Elements x, Elements y, int half, ColumnLanes& lanes,
+inline void account(__m512i before, __m512i after, Elements x, Elements y, int half, ColumnLanes<BFloat16>& lanes,
                     int64_t* counts) {
   counts[kCountChanged] += _mm_popcnt_u32(_mm512_cmpneq_epi16_mask(before, after));
   const __m512i magnitude = _mm512_and_si512(after, _mm512_set1_epi16(0x7FFF));
@@ -141,7 +145,7 @@ inline void account(__m512i before, __m512i after, Elements x, Elements y, int h
 
 template <bool kCounted>
 inline void fault_column(const Counter& counter, const Segment* table, uint64_t block, uint16_t* values,
-                         ColumnLanes& lanes, int64_t* counts) {
+                         ColumnLanes<BFloat16>& lanes, int64_t* counts) {
   __m512i words[2];
   draw(counter, block, words);
 #pragma GCC unroll 2
