@@ -102,19 +102,8 @@ def answer(process, word):
     raise SystemExit(f"bench_clients: a process ended with status {process.wait()} before it was {word}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine", choices=["vllm", "trl"])
-    parser.add_argument("model")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--json", help="write the values there")
-    parser.add_argument("--arm", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.arm:
-        return {"vllm": be_vllm, "trl": be_trl}[options.engine](options.model, options.tokens)
-    recipe = pathlib.Path(f"/tmp/bench-clients-{os.getpid()}.json")
-    recipe.write_text(json.dumps(RECIPE))
+def one_repeat(options, recipe):
+    """A process of each arm, which take turns. -> [processor seconds, wall seconds] of every turn, by arm"""
     processes = {name: start(options.engine, options.model, options.tokens, recipe if armed else None) for name, armed in ARMS.items()}
     for process in processes.values():
         answer(process, "ready")
@@ -124,18 +113,39 @@ def main():
             process.stdin.write("go\n")
             process.stdin.flush()
             values[name].append(json.loads(answer(process, "measured")))
-    load = os.getloadavg()[0]
     for process in processes.values():
         process.stdin.close()
         process.wait()
+    return values
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", choices=["vllm", "trl"])
+    parser.add_argument("model")
+    parser.add_argument("--repeats", type=int, default=4, help="processes of each arm, one after the other: where a process's memory lies makes one up to a tenth slower than its twin")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of a process")
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--json", help="write the values there")
+    parser.add_argument("--arm", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.arm:
+        return {"vllm": be_vllm, "trl": be_trl}[options.engine](options.model, options.tokens)
+    recipe = pathlib.Path(f"/tmp/bench-clients-{os.getpid()}.json")
+    recipe.write_text(json.dumps(RECIPE))
+    values = {name: [] for name in ARMS}  # an arm's processes' medians
+    for _ in range(options.repeats):
+        for name, rows in one_repeat(options, recipe).items():
+            values[name].append([statistics.median(column) for column in zip(*rows, strict=True)])
+    load = os.getloadavg()[0]
     recipe.unlink()
     base = [statistics.median(column) for column in zip(*values["clean"], strict=True)]
-    print(f"{options.engine}: medians of {options.rounds} rounds, {options.tokens} tokens, {os.cpu_count()} cores, load {load:.1f}")
+    print(f"{options.engine}: medians over {options.repeats} processes of their medians of {options.rounds} rounds, {options.tokens} tokens, {os.cpu_count()} cores, load {load:.1f}")
     for name, rows in values.items():
         seconds = [statistics.median(column) for column in zip(*rows, strict=True)]
         print(f"  {name:14} {seconds[0]:8.2f} s of processors ({seconds[0] / base[0] - 1:+.1%}) {seconds[1]:8.2f} s wall ({seconds[1] / base[1] - 1:+.1%})")
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps({"engine": options.engine, "rounds": options.rounds, "tokens": options.tokens, "load": load, "values": values}))
+        pathlib.Path(options.json).write_text(json.dumps({"engine": options.engine, "repeats": options.repeats, "rounds": options.rounds, "tokens": options.tokens, "load": load, "values": values}))
     return 0
 
 

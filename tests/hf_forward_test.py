@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import faultline
+from faultline.attach import Attachment
 from tap_models import calls, calls_by_layer, llama, logits, qwen2, qwen3_moe, recipe, rows, rule, same_bits, tokens, training_step
 
 LAYERS = 28
@@ -165,6 +166,21 @@ def test_an_exception_inside_a_step_leaves_the_process_as_it_was(small, error):
     assert calls_by_layer(report) == {-1: 1, 0: 7, 1: 7}
     probe = faultline.census(lambda: torch.ones(2, 2) @ torch.ones(2, 2))
     assert {entry["place"] for entry in probe} == {""}
+
+
+def test_scopes_that_forwards_open_name_what_hooks_name_and_are_closed_by_an_exception(small):
+    def seen(is_eager):
+        with Attachment(small, is_eager=is_eager):
+            return faultline.census(lambda: logits(small, tokens()))
+
+    assert seen(is_eager=True) == seen(is_eager=False)
+    with Attachment(small, is_eager=True):
+        assert "forward" in vars(small.model.layers[1].mlp)
+        with pytest.raises(TypeError):
+            small.model.layers[1].mlp(None)
+        probe = faultline.census(lambda: torch.ones(2, 2) @ torch.ones(2, 2))
+        assert {entry["place"] for entry in probe} == {""}
+    assert not any("forward" in vars(module) for module in small.modules())
 
 
 def test_faults_stop_when_the_block_ends_and_torchs_generator_is_not_used(small):

@@ -154,6 +154,31 @@ class _Running(threading.local):
         self.generations = 0
 
 
+class _ScopedForward:
+    """A module's scope, opened and closed by its forward itself: a few microseconds a call less than two hooks. Not for a module
+    that torch compiles, nor for one with boundaries, which act outside of its forward."""
+
+    def __init__(self, module, place):
+        self._module, self._own = module, vars(module).get("forward")
+        original, push, pop = module.forward, C.faultline_push_scope, C.faultline_pop_scope
+
+        @functools.wraps(original)
+        def forward(*arguments, **keywords):
+            push(place)
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                pop()
+
+        module.forward = forward
+
+    def remove(self):
+        if self._own is None:
+            del self._module.forward
+        else:
+            self._module.forward = self._own
+
+
 _running = _Running()
 _attached: list[Attachment] = []
 
@@ -165,10 +190,12 @@ class Attachment:
     run without hooks, layers are then found by the weights an operator reads; of the model itself only the call as a
     whole is seen, which is what tells training from generation."""
 
-    def __init__(self, model: torch.nn.Module, *, phase: str | None = None):
-        """phase: of every forward of this model; else the process's, or what the gradient mode says as it begins."""
+    def __init__(self, model: torch.nn.Module, *, phase: str | None = None, is_eager: bool = False):
+        """phase: of every forward of this model; else the process's, or what the gradient mode says as it begins.
+        is_eager: nobody will compile it."""
         self._handles: list = []
         self._phase = phase
+        self._is_eager = is_eager
         self._compiled_call = None
         self._generate = None
         self.model = model
@@ -195,7 +222,13 @@ class Attachment:
 
     def _hook(self, module, path):
         place = _OPS.place(path)
+        if self._is_eager and not any(_OPS.boundary_is_wanted(place, surface) for surface in ("input", "output")):
+            self._handles.append(_ScopedForward(module, place))
+        else:
+            self._hook_scope(module, place)
+        self._watch_routing(module, path)
 
+    def _hook_scope(self, module, place):
         def before(_module, _arguments):
             if not torch.compiler.is_compiling():
                 _running.enter(place)
@@ -206,7 +239,6 @@ class Attachment:
 
         self._handles.append(_register_first(module._forward_pre_hooks, module.register_forward_pre_hook, before))
         self._handles.append(module.register_forward_hook(after, always_call=True))
-        self._watch_routing(module, path)
 
     def _watch_routing(self, module, path):
         """Tells which experts run. One module for all of them is called with the router's choice; where each expert is a

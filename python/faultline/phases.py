@@ -27,11 +27,11 @@ def watch(armed) -> None:
     after_import("transformers.trainer", lambda module: _wrap_train(module.Trainer, armed))
 
 
-def know(model: torch.nn.Module) -> Attachment | None:
-    """Names the modules of `model` to the library, once. -> its attachment where it is new"""
+def know(model: torch.nn.Module, *, is_eager: bool = False) -> Attachment | None:
+    """Names the modules of `model` to the library, once. is_eager: nobody will compile it. -> its attachment where it is new"""
     if id(model) in _known or any(model is other.model for other in _attached):
         return None
-    attachment = Attachment(model)
+    attachment = Attachment(model, is_eager=is_eager)
     is_first = not _known
     try:
         attachment.add_boundaries()

@@ -47,7 +47,7 @@ def _wrap_worker(worker_class, own: environment.Armed) -> None:
     @functools.wraps(load)
     def load_model(self, *arguments, **keywords):
         result = load(self, *arguments, **keywords)
-        _know(self.model_runner.get_model(), own)
+        _know(self.model_runner.get_model(), own, is_eager=self.model_config.enforce_eager)
         self.execute_model = _as_rollout(self.execute_model, own)
         self.determine_available_memory = _quietly(self.determine_available_memory)
         self.compile_or_warm_up_model = _quietly(self.compile_or_warm_up_model)
@@ -89,8 +89,8 @@ def _begin_step(worker, own: environment.Armed, step: int) -> None:
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
-def _know(model: torch.nn.Module, own: environment.Armed) -> None:
-    phases.know(model)
+def _know(model: torch.nn.Module, own: environment.Armed, *, is_eager: bool) -> None:
+    phases.know(model, is_eager=is_eager)
     _join_residuals(model)
     _register_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
