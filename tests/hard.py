@@ -58,7 +58,7 @@ def parts(venv, short):
     gpu = "" if shutil.which("nvidia-smi") and shutil.which("compute-sanitizer") else "no GPU with compute-sanitizer here"
     clang = "" if shutil.which("clang++") else "no clang++ with libFuzzer here: apt-get install clang"
     memcheck = ["compute-sanitizer", "--error-exitcode", "99"]
-    on_gpu = [["build/numeric_test", "--gtest_filter=*Cuda*"], ["build/model_test", "--gtest_filter=*Cuda*"]]
+    on_gpu = [["build/numeric_test", "--gtest_filter=*Cuda*"], ["build/model_test", "--gtest_filter=Graph.*"]]
     yield Part("suite", "every test, in the version of every day", [suite("build", *(only(["base_test"]) if short else []))])
     yield Part("asan", "every C++ test under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer",
                [["./dev", "build", "asan"], suite("build-asan", "--cpp-only", *(only(["base_test"]) if short else []))])  # fmt: skip
