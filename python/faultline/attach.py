@@ -1,5 +1,5 @@
 """Tells the library which module is running: hooks that push and pop module paths, parameters' storages by name, and
-boundaries where a rule wants a module's input or output. Modules keep their code; detach() removes every hook."""
+boundaries where a rule wants a module's input or output. Classes keep their code; detach() takes everything back."""
 
 from __future__ import annotations
 
