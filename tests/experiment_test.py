@@ -75,6 +75,23 @@ def counts(evidence):
     return {(row["rule"], row["phase"]): row["changed"] for row in evidence["faults"]["counts"]}
 
 
+def test_faults_that_draw_nothing_are_judged_once_and_noise_as_often_as_asked(tmp_path):
+    path = tmp_path / "judged.yaml"
+    evaluate = "{drawn: [{name: d, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.1}}], fixed: [{name: f, where: {operator: matmul}, what: {kind: gain, strength: 0.02}}]}"
+    path.write_text(SMALL + f"  draws: 3\n  evaluate: {evaluate}\n")
+    drawn = trials(succeeded(run(path, tmp_path / "runs", "--seeds", "0", "--arms", "noisy", "experiment.draws=3", "train.validation_draws=3"))["record"])
+    what = "faults.0.what={kind: truncate, bits: 4}"
+    fixed = trials(succeeded(run(path, tmp_path / "fixed", "--seeds", "0", "--arms", "noisy", "experiment.draws=3", "train.validation_draws=3", what))["record"])
+    (_, _, noisy), (_, _, cut) = drawn[("noisy", 0)], fixed[("noisy", 0)]
+
+    def calls(evidence, phase="eval"):
+        return next(row["calls"] for row in evidence["counts"] if row["phase"] == phase)
+
+    once = calls(noisy["evaluations"]["fixed"])
+    assert once > 0 and 2 * once < calls(noisy["evaluations"]["drawn"]) <= 4 * once  # answers differ in length from draw to draw
+    assert calls(noisy["faults"]) >= 2 * calls(cut["faults"])  # the start once, the end thrice, and both once
+
+
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 

@@ -54,7 +54,7 @@ Json TrainingRun::prediction() const {
       1 + std::ssize(state.spec.train.spec.stages) +
       (state.spec.train.spec.validate_every > 0 ? stage.steps / state.spec.train.spec.validate_every : 0);
   all += token * static_cast<double>(validations * std::ssize(state.validation) * tokens) *
-         static_cast<double>(1 + (state.trainer_validates_faulty() ? state.spec.train.validation_draws : 0));
+         static_cast<double>(1 + (state.trainer_validates_faulty() ? state.last_draws() : 0));
   const double rate = model.device().is_cpu() ? kCpuRate : kGpuRate;
   json["seconds_a_step"] = json["flops_a_step"].get<double>() / rate;
   json["seconds"] = all / rate;

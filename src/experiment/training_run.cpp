@@ -104,7 +104,7 @@ Json TrainingRun::State::validate(const TrainPosition& position, bool faulty) {
   if (injection && !faulty) injection->disarm();
   double share = 0;  // every draw continues the numbers of the one before
   const bool last = in_last_stage(position) && position.step + 1 == last_stage().steps;
-  const int64_t draws = faulty && last ? spec.train.validation_draws : 1;  // the last is what is reported
+  const int64_t draws = faulty && last ? last_draws() : 1;  // the last is what is reported
   for (int64_t draw = 0; draw < draws; ++draw) share += accuracy(validation) / static_cast<double>(draws);
   const std::string name = spec.task.name == "gsm8k" ? "openai/gsm8k" : spec.task.name;
   Json metrics = {{fmt::format("{}/{}/acc/mean@1", faulty ? "faultline/val-faulty" : "val-core", name), share},

@@ -44,10 +44,18 @@ struct TrainingRun::State {
   double accuracy_under_noise(std::span<const Problem> some, int64_t strongest);
   void count_noise();
   Json evidence();
+  bool in_evaluations(const Rule& rule) const {
+    return read_phases(rule.phases, spec.phases).test(static_cast<std::size_t>(Phase::kEval));
+  }
   bool trainer_validates_faulty() const {
-    return std::any_of(spec.rules.begin(), spec.rules.end(), [&](const Rule& rule) {
-      return read_phases(rule.phases, spec.phases).test(static_cast<std::size_t>(Phase::kEval));
+    return std::any_of(spec.rules.begin(), spec.rules.end(), [&](const Rule& rule) { return in_evaluations(rule); });
+  }
+  // Of the last validation under the faults; one where they draw nothing.
+  int64_t last_draws() const {
+    const bool same = std::all_of(spec.rules.begin(), spec.rules.end(), [&](const Rule& rule) {
+      return !in_evaluations(rule) || always_does_the_same(rule);
     });
+    return same ? 1 : spec.train.validation_draws;
   }
   double accuracy(std::span<const Problem> some) const;
   Json validate(const TrainPosition& position, bool faulty);

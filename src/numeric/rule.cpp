@@ -145,6 +145,20 @@ Schema rule_schema(RuleUse use) {
       .check(check_rule);
 }
 
+bool always_does_the_same(const Rule& rule) {
+  if (rule.stochastic_rounding || rule.lifetime.kind != Lifetime::kPermanent || rule.schedule) return false;
+  switch (rule.what.kind) {
+    case FaultKind::kGain:
+    case FaultKind::kOffset:
+    case FaultKind::kDeadzone:
+    case FaultKind::kSaturate:
+    case FaultKind::kZero: return true;
+    case FaultKind::kTruncate: return static_cast<TruncateMode>(rule.what.mode) != TruncateMode::kStochastic;
+    case FaultKind::kQuantize: return !rule.what.format.stochastic;
+    default: return false;
+  }
+}
+
 Rule read_rule(const Node& node) {
   Rule rule;
   rule.name = node.at("name").as_string();

@@ -53,6 +53,10 @@ Schema rule_schema(RuleUse use);
 Schema phases_schema();
 Rule read_rule(const Node& rule);  // validated by rule_schema
 
+// Whether it does the same to the same numbers every time: it draws nothing, and neither the step nor what came before
+// matters. Where this is not certain, false.
+bool always_does_the_same(const Rule& rule);
+
 // The short form -> the same map, not yet validated. Positions say "command line".
 Node expand_short_form(std::string_view text);
 

@@ -70,6 +70,19 @@ TEST(Rule, RefusesWhatIsOutOfRangeNamingParameterValueAndRange) {
   expect_refusal("zero(lifetime.kind=window, lifetime.from=5, lifetime.to=5)", "window is empty");
 }
 
+TEST(Rule, KnowsWhichFaultsDoTheSameEveryTime) {
+  const auto same = [](const char* text) { return always_does_the_same(parse_rule(text, RuleUse::kOnTensor)); };
+  for (const char* text : {"gain(strength=0.02)", "truncate(bits=4)", "deadzone(threshold=0.1)", "saturate(limit=2)",
+                           "offset(strength=1)", "zero(extent.fraction=0.1)", "quantize(format=mxfp4)"})
+    EXPECT_TRUE(same(text)) << text;
+  for (const char* text :
+       {"relative_gaussian(strength=0.1)", "truncate(bits=2, mode=stochastic)", "bitflip(bit=3, count=1)",
+        "gain(strength=0.1, rule.rounding=stochastic)", "zero(lifetime.kind=transient, lifetime.probability=0.5)",
+        "zero(lifetime.kind=window, lifetime.from=1, lifetime.to=2)", "quantize(format=mxfp4, rounding=stochastic)",
+        "{name: g, what: {kind: gain, strength: 0.1}, schedule: {kind: constant}}"})
+    EXPECT_FALSE(same(text)) << text;
+}
+
 TEST(Rule, RefusesUnknownNamesWithTheNearestOne) {
   expect_refusal("relative_gausian(strength=0.1)", "did you mean 'relative_gaussian'?");
   expect_refusal("deadzone(treshold=0.1)", "did you mean 'threshold'?");
