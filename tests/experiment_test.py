@@ -171,6 +171,16 @@ def test_the_arms_of_a_seed_start_from_the_same_weights(recipe, tmp_path):
     assert kinds == [("start", None, 2), ("step", "grpo", 3), ("step", "grpo", 4)], "supervised steps are not made again"
 
 
+def test_a_seed_is_the_same_whatever_ran_before_it(recipe, tmp_path):
+    sft = "++train.sft={steps: 2, prompts: 4, lr: 1.0e-2}"
+    alone = results(succeeded(run(recipe, tmp_path / "alone", sft, "--seeds", "1"))["record"])
+    after_another = results(succeeded(run(recipe, tmp_path / "both", sft, "--jobs", "1"))["record"])
+    assert {key: after_another[key] for key in alone} == alone and len(alone) == 2
+    begun = [outcome["curves"]["start_weights"] for record in (tmp_path / "alone", tmp_path / "both")
+             for key, (_, outcome, _) in trials(next(record.glob("small-tiny-*"))).items() if key[1] == 1]  # fmt: skip
+    assert len(begun) == 4 and len(set(begun)) == 1, "a start is made from the model as it is, never from what a trial before left"
+
+
 def test_scale_short_makes_fewer_and_smaller_steps_of_the_same_arms(every_recipe, tmp_path):
     record = succeeded(every_recipe["noisy-ops"].result())["record"]
     model = json.loads((pathlib.Path(record) / "experiment.json").read_text())["recipe"]["model"]
@@ -315,7 +325,7 @@ def test_the_published_tables_are_those_of_their_records(tmp_path):
     published = ROOT / "docs/results/aqn.md"
     page = tmp_path / "aqn.md"
     page.write_bytes(published.read_bytes())
-    records = [ROOT / "docs/results/aqn" / name for name in ("noisy-ops-short", "deadzone-guided-short")]
+    records = [ROOT / "docs/results/aqn" / name for name in ("noisy-ops-default", "noisy-ops-short", "deadzone-guided-short")]
     subprocess.run([sys.executable, ROOT / "tests/experiment_tables.py", page, *records], check=True)
     assert page.read_text() == published.read_text()
 

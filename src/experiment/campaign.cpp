@@ -132,7 +132,7 @@ void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const Exper
   std::optional<FileDescriptor> alone = claim(folder_ / "preparation");
   if (!alone) throw RuntimeFailure(fmt::format("{}: another process is preparing it; run again", folder_.string()));
   const Snapshot start(*loaded.model);
-  preparation_ = prepare(loaded, recipe_, spec_, folder_, diagnose, progress.on_line);
+  preparation_ = prepare(loaded, weights_, recipe_, spec_, folder_, diagnose, progress.on_line);
   start.restore(*loaded.model);
   for (const Arm& arm : spec_.arms) {
     const Node checked = trial_recipe({arm.name, 0});
@@ -197,7 +197,8 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     request.fingerprint = fingerprint_of(request.recipe);
     Trial trial;
     try {
-      request.start = shared_start(loaded, request.recipe, folder_);
+      start.restore(*loaded.model);
+      request.start = shared_start(loaded, weights_, request.recipe, folder_);
       if (request.start) {
         const auto seed = static_cast<uint64_t>(request.recipe.at("seed").as_integer());
         const std::string sentence =

@@ -168,11 +168,12 @@ Preparation read_preparation(const ExperimentSpec& spec, const fs::path& folder)
   return found;
 }
 
-Preparation prepare(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, const fs::path& folder,
-                    const Diagnose& diagnose, const std::function<void(const std::string&)>& line) {
+Preparation prepare(LoadedModel& loaded, const std::string& weights, const Node& recipe, const ExperimentSpec& spec,
+                    const fs::path& folder, const Diagnose& diagnose,
+                    const std::function<void(const std::string&)>& line) {
   Node plain = recipe;
   plain.erase("experiment");
-  if (const auto start = shared_start(loaded, plain, folder)) load_start(loaded, plain, *start);
+  if (const auto start = shared_start(loaded, weights, plain, folder)) load_start(loaded, plain, *start);
   if (spec.calibration && !fs::exists(folder / kCalibration)) {
     Measure measure(loaded, plain, spec.calibration->problems);
     write_document(folder / kCalibration, kKind, calibrate(measure, plain, *spec.calibration, line));

@@ -25,8 +25,8 @@ using Diagnose = std::function<nlohmann::ordered_json(LoadedModel&, const std::s
 // UsageError where there is no such fault or parameter.
 void check_calibration(const Node& recipe, const ExperimentSpec& spec);
 Preparation read_preparation(const ExperimentSpec& spec, const std::filesystem::path& folder);
-// Leaves the model trained; the caller restores it.
-Preparation prepare(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec,
+// The model comes with the weights of that fingerprint and leaves trained; the caller restores it.
+Preparation prepare(LoadedModel& loaded, const std::string& weights, const Node& recipe, const ExperimentSpec& spec,
                     const std::filesystem::path& folder, const Diagnose& diagnose,
                     const std::function<void(const std::string&)>& line);
 

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 
 #include "base/error.h"
+#include "lab/weights_fingerprint.h"
 #include "record/document.h"
 #include "record/file_descriptor.h"
 #include "train/checkpoint.h"
@@ -60,13 +61,17 @@ std::optional<std::string> start_identity(const Node& recipe) {
       .substr(0, 16);
 }
 
-std::optional<fs::path> shared_start(LoadedModel& loaded, const Node& recipe, const fs::path& folder) {
+std::optional<fs::path> shared_start(LoadedModel& loaded, const std::string& weights, const Node& recipe,
+                                     const fs::path& folder) {
   const std::optional<std::string> identity = start_identity(recipe);
   if (!identity) return std::nullopt;
   const fs::path start = folder / kStarts / *identity;
   fs::create_directories(start.parent_path());
   const FileDescriptor alone = wait_for(start.string() + ".lock");
-  if (!fs::exists(start)) make_start(loaded, recipe, start);
+  if (!fs::exists(start)) {
+    FL_ASSERT(weights_fingerprint(*loaded.model) == weights);
+    make_start(loaded, recipe, start);
+  }
   return start;
 }
 

@@ -11,8 +11,9 @@
 namespace faultline {
 
 // starts/HASH of the folder, made if it is missing; waits for a process that is making it. Nothing where the recipe has
-// no supervised steps before its GRPO. Leaves the model's weights as they come: the caller restores them.
-std::optional<std::filesystem::path> shared_start(LoadedModel& loaded, const Node& recipe,
+// no supervised steps before its GRPO. The model comes with the experiment's weights, which their fingerprint proves,
+// and never with what a trial before left: seeds must not depend on each other. It may leave changed.
+std::optional<std::filesystem::path> shared_start(LoadedModel& loaded, const std::string& weights, const Node& recipe,
                                                   const std::filesystem::path& folder);
 
 // Equal where the supervised steps are: an arm that changes anything they depend on has a start of its own. Nothing
