@@ -6,8 +6,10 @@ What stands between the page's markers is replaced; the rest of the page is peop
 
 import json
 import pathlib
+import re
 import sys
 
+LEAST_LOSS = 0.05  # of the control: a share of less is noise
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
@@ -70,8 +72,14 @@ def contrasts_table(analysis):
 
 
 def under_table(analysis):
+    control = next((row.get("under", {}) for row in analysis["arms"] if row["arm"] == analysis["control"]), {})
+
+    def recovery(label, one):
+        lost = control.get(label, {}).get("degradation")
+        return mean(one["recovery"]) if lost and lost["mean"] >= LEAST_LOSS else ""
+
     rows = [
-        [label, row["arm"], mean(one["accuracy"]), mean(one["degradation"]), mean(one["recovery"]), difference(one.get("against_control", {}))]
+        [label, row["arm"], mean(one["accuracy"]), mean(one["degradation"]), recovery(label, one), difference(one.get("against_control", {}))]
         for row in analysis["arms"]
         for label, one in row.get("under", {}).items()
     ]
@@ -90,12 +98,15 @@ def design_line(design):
 
 def section(folder):
     analysis = json.loads((folder / "analysis.json").read_text())
-    parts = [f"### {folder.name.rsplit('-', 1)[0]}", analysis["question"][:1].upper() + analysis["question"][1:]]
+    name = re.sub("-[0-9a-f]{8}$", "", folder.name)
+    parts = [f"### {name}", analysis["question"][:1].upper() + analysis["question"][1:]]
     if "design" in analysis:
         parts.append(design_line(analysis["design"]))
     if calibration := analysis.get("calibration"):
         parts.append(f"Calibrated: {calibration['value']:.4g} leaves {points(calibration['share'])} % of the clean accuracy ({points(calibration['clean'])} %, {calibration['problems']} problems).")
     parts += [arms_table(analysis), contrasts_table(analysis), under_table(analysis)]
+    if analysis.get("starts", {}).get("alarm"):
+        parts.append(f"Alarm: what the seeds begin with has a trend (p = {analysis['starts']['p_of_a_trend']:.2g}): they do not look independent.")
     for row in analysis["arms"]:
         if row.get("identical_seeds"):
             parts.append(f"Alarm: {row['arm']} lost exactly what {analysis['control']} did in {row['identical_seeds']} seeds.")
@@ -112,6 +123,6 @@ def main(page, *folders):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -73,6 +73,8 @@ PermutationResult two_sample_permutation_test(std::span<const double> a, std::sp
 double smallest_sign_flip_p(int64_t pairs, Tail tail = Tail::kTwoSided);
 // The fewest pairs whose smallest p passes Holm's first step over that many comparisons.
 int64_t fewest_sign_flip_pairs(double alpha, int64_t comparisons = 1, Tail tail = Tail::kTwoSided);
+// Do the values rise or fall in the order they come? Kendall's test, two-sided, exact; tied values count for neither.
+double trend_p(std::span<const double> values);
 
 // ---- tests of counts and of distributions (stats_counts.cpp)
 struct CountTable {  // two groups, two outcomes

@@ -186,6 +186,31 @@ PermutationResult two_sample_permutation_test(std::span<const double> a, std::sp
   return {(counter.hits + 1) / (samples + 1), observed, false, samples};
 }
 
+double trend_p(std::span<const double> values) {
+  check_finite(values, "values");
+  const auto n = std::ssize(values);
+  int64_t balance = 0;  // pairs in order less pairs out of it
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t i = 0; i < j; ++i) {
+      const double difference = values[static_cast<size_t>(j)] - values[static_cast<size_t>(i)];
+      balance += (difference > 0) - (difference < 0);
+    }
+  // chance[k]: of k pairs out of order in a random arrangement; the m-th value passes 0 … m of those before it.
+  std::vector<double> chance = {1};
+  for (int64_t m = 1; m < n; ++m) {
+    std::vector<double> next(chance.size() + static_cast<size_t>(m), 0);
+    for (size_t k = 0; k < chance.size(); ++k)
+      for (size_t passed = 0; passed <= static_cast<size_t>(m); ++passed)
+        next[k + passed] += chance[k] / static_cast<double>(m + 1);
+    chance = std::move(next);
+  }
+  const int64_t pairs = n * (n - 1) / 2;
+  double p = 0;
+  for (int64_t k = 0; k <= pairs; ++k)
+    if (std::abs(pairs - 2 * k) >= std::abs(balance)) p += chance[static_cast<size_t>(k)];
+  return std::min(1.0, p);
+}
+
 double smallest_sign_flip_p(int64_t pairs, Tail tail) {
   if (pairs < 1 || pairs > 1000) throw UsageError(fmt::format("pairs must be in 1..1000; got {}", pairs));
   return std::ldexp(1.0, static_cast<int>(tail == Tail::kTwoSided ? 1 - pairs : -pairs));

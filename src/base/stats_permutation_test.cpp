@@ -110,6 +110,25 @@ const TwoSampleCase kTwoSample[] = {
     {{7, 8, 9, 10, 11, 12}, {1, 2}, 0.03571428571428571, 0.03571428571428571, 1.0},
 };
 
+TEST(Trend, EqualsExactEnumeration) {
+  const std::vector<double> rising = {0.1, 0.2, 0.3, 0.5, 0.8}, mixed = {0.3, 0.1, 0.5, 0.2, 0.8};
+  EXPECT_DOUBLE_EQ(trend_p(rising), 2.0 / 120);
+  const auto balance = [](const std::vector<double>& values) {
+    int sum = 0;
+    for (size_t j = 0; j < values.size(); ++j)
+      for (size_t i = 0; i < j; ++i) sum += values[j] > values[i] ? 1 : -1;
+    return std::abs(sum);
+  };
+  std::vector<double> order = rising;
+  int hits = 0;
+  do {
+    hits += balance(order) >= balance(mixed);
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_NEAR(trend_p(mixed), hits / 120.0, 1e-15);
+  EXPECT_DOUBLE_EQ(trend_p(std::vector<double>{0.4, 0.4, 0.4, 0.4}), 1) << "ties say nothing";
+  EXPECT_DOUBLE_EQ(trend_p(std::vector<double>{0.4}), 1);
+}
+
 TEST(TwoSamplePermutation, EqualsExactEnumeration) {
   for (const auto& test : kTwoSample) {
     const std::string label = std::to_string(test.a.size()) + " against " + std::to_string(test.b.size());

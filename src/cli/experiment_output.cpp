@@ -78,6 +78,11 @@ void show_alarms(const Json& analysis) {
       print(fmt::format("\n{}: '{}' lost exactly what '{}' did, step by step, in {} seeds\n",
                         styled(Style::kBad, "alarm"), arm["arm"].get<std::string>(),
                         analysis["control"].get<std::string>(), same));
+  if (const Json starts = analysis.value("starts", Json::object()); starts.value("alarm", false))
+    print(
+        fmt::format("\n{}: what the seeds begin with rises or falls with their number (p = {:.2g}): they do not look "
+                    "independent, so intervals and p-values do not hold\n",
+                    styled(Style::kBad, "alarm"), starts["p_of_a_trend"].get<double>()));
 }
 
 std::string design_text(const Json& design) {

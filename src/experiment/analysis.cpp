@@ -15,11 +15,13 @@
 namespace faultline {
 namespace {
 
+constexpr double kTrendAlarm = 0.01;  // healthy experiments of five seeds and more give it once in a hundred
+
 using BySeed = std::map<int64_t, double>;
 
 struct ArmData {
   std::vector<Trial> trials;
-  BySeed endpoint, clean, gain;         // gain: of the clean accuracy over GRPO's start
+  BySeed endpoint, clean, start, gain;  // start: clean accuracy before GRPO; gain: what GRPO added to it
   std::map<std::string, BySeed> under;  // by label
   std::vector<double> roughness, seconds, noise_seconds;
   int64_t died = 0, unproven = 0;
@@ -48,8 +50,10 @@ void gather_trial(const Trial& trial, const std::string& endpoint, ArmData& data
   for (const auto& [key, value] : results.items()) {
     if (key.starts_with(kClean)) {
       data.clean[seed] = value.get<double>();
-      if (const Json start = curves.value("start", Json::object()); start.contains(key))
-        data.gain[seed] = value.get<double>() - start[key].get<double>();
+      if (const Json start = curves.value("start", Json::object()); start.contains(key)) {
+        data.start[seed] = start[key].get<double>();
+        data.gain[seed] = value.get<double>() - data.start[seed];
+      }
     }
     if (key.starts_with(kUnder))
       data.under[key.substr(kUnder.size(), key.rfind('/') - kUnder.size())][seed] = value.get<double>();
@@ -170,6 +174,18 @@ int64_t identical_seeds(const ArmData& one, const ArmData& control) {
   return same;
 }
 
+// Seeds are independent: what they begin with has no trend. Where it has one, something is carried from trial to trial.
+Json starts_json(const std::map<std::string, ArmData>& data) {
+  BySeed starts;
+  for (const auto& [name, one] : data) starts.insert(one.start.begin(), one.start.end());
+  const std::vector<double> values = values_of(starts);
+  Json json = {{"values", values}};
+  if (values.empty()) return json;
+  json["p_of_a_trend"] = trend_p(values);
+  json["alarm"] = json["p_of_a_trend"] < kTrendAlarm;
+  return json;
+}
+
 // Holm's correction of whatever of these could be tested.
 void adjust(std::vector<Json*> tested) {
   std::vector<double> p_values;
@@ -247,8 +263,8 @@ Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder) {
   tested.clear();
   for (Json& contrast : contrasts) tested.push_back(&contrast);
   adjust(tested);
-  Json json = {{"question", spec.question}, {"control", spec.control}, {"endpoint", endpoint}, {"arms", rows},
-               {"contrasts", contrasts},    {"seeds", spec.seeds}};
+  Json json = {{"question", spec.question}, {"control", spec.control}, {"endpoint", endpoint},       {"arms", rows},
+               {"contrasts", contrasts},    {"seeds", spec.seeds},     {"starts", starts_json(data)}};
   if (std::filesystem::exists(folder / "design.json"))
     json["design"] = read_document(folder / "design.json", "experiment_design");
   if (std::filesystem::exists(folder / "calibration.json"))

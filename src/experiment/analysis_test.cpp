@@ -107,6 +107,21 @@ TEST(Lesson34ByteIdenticalArms, RaiseAnAlarm) {
   EXPECT_EQ(row_of(analysis, "idle")["identical_seeds"], 0);
 }
 
+TEST(Analysis, SeesWhereSeedsBeginWithWhatTheOnesBeforeLearnt) {
+  const auto alarm = [](const std::vector<double>& starts) {
+    Folder folder;
+    for (std::size_t seed = 0; seed < starts.size(); ++seed) {
+      Trial trial = trial_of("control", static_cast<int64_t>(seed), 0.9);
+      trial.outcome["curves"]["start"] = {{"val-core/arithmetic/acc/mean@1", starts[seed]}};
+      folder.add(trial);
+    }
+    return analyse(spec_of({"control"}, {}), folder.directory.path())["starts"]["alarm"].get<bool>();
+  };
+  // Of a run whose supervised steps began with the weights of the trial before.
+  EXPECT_TRUE(alarm({30.8, 26.6, 39.9, 45.3, 53.3, 63.4, 64.6, 67.3, 73.0}));
+  EXPECT_FALSE(alarm({30.8, 26.6, 29.9, 33.3, 28.3, 27.4, 31.6, 32.3, 29.0}));
+}
+
 TEST(Design, IsWrittenOnceFromThePilotAndNeverAfterTheResults) {
   Folder folder;
   const double spread[] = {0.02, -0.01, 0.01, 0.0, 0.03, -0.02};

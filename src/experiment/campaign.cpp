@@ -1,5 +1,6 @@
 #include "experiment/campaign.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -213,6 +214,8 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     (void)store.insert(trial);
     std::error_code ignored;  // a finished trial is its record; its checkpoints are worth nothing and may be gigabytes
     fs::remove_all(folder_ / "trials" / trial.outcome["run"].get<std::string>() / "checkpoints", ignored);
+    const at::Device device = loaded.model->device();  // trials that share it need what this one has kept and not used
+    if (!device.is_cpu()) at::getDeviceAllocator(device.type())->emptyCache();
     longest = std::max(longest, system_seconds() - now);
     ++ran;
   }

@@ -1,6 +1,6 @@
 // The supervised steps that all arms of a seed share: trained once, by whichever process needs them first, kept in the
-// experiment's folder, read by the others. On a GPU two trainings of the same steps differ in their last bits; arms
-// that are compared must not.
+// experiment's folder, read by the others. On another GPU or beside other work the same steps may end with other bits;
+// arms that are compared must not.
 #pragma once
 
 #include <optional>

@@ -227,8 +227,10 @@ TEST_F(CheckpointFiles, ReadsShardsAndRefusesABadIndex) {
   save(places);
   ASSERT_EQ(refusal(folder()), "accepted");
   const std::string name = tensors[0].first;
-  for (const Json& bad : {Json("../a.safetensors"), Json("/a.safetensors"), Json("a.bin"), Json(3),
-                          Json("c.safetensors"), Json("b.safetensors")}) {
+  std::filesystem::create_directory(folder() / "elsewhere");  // a good file, but not beside the index
+  std::filesystem::copy(folder() / "a.safetensors", folder() / "elsewhere" / "a.safetensors");
+  for (const Json& bad : {Json("elsewhere/a.safetensors"), Json("../a.safetensors"), Json("/a.safetensors"),
+                          Json("a.bin"), Json(3), Json("c.safetensors"), Json("b.safetensors")}) {
     Json changed = places;
     changed[name] = bad;
     save(changed);

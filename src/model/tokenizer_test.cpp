@@ -65,6 +65,11 @@ TEST(Tokenizer, MergesTheLowestRankFirst) {
   EXPECT_EQ(tokenizer.encode("x a"), (Ids{'x', 259}));
 }
 
+TEST(Tokenizer, GivesAPairThatIsNamedTwiceItsLastRank) {
+  const Tokenizer tokenizer = load(small_json({{"a", "b"}, {"b", "c"}, {"a", "b"}}));
+  EXPECT_EQ(tokenizer.encode("abc"), (Ids{'a', 257}));  // b c comes first now
+}
+
 TEST(Tokenizer, GivesNothingForEmptyTextAndKeepsNulBytes) {
   const Tokenizer tokenizer = load(small_json(kMerges));
   EXPECT_TRUE(tokenizer.encode("").empty());

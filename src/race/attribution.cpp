@@ -41,6 +41,8 @@ class Attribution {
     for (size_t layer = 0; layer < layers_; ++layer) {
       judge_senders(layer);
       for (size_t rank = 0; rank < ranks_.size(); ++rank) judge_cell(rank, layer);
+      for (size_t rank = 0; rank < ranks_.size(); ++rank)  // when the layer's events are all there
+        if (cells_[rank][layer].wrong() != 0 && unexplained(rank, layer) == 0) add_consequence(rank, layer);
       judge_reduction(layer);
       judge_gradients(layer);
     }
@@ -99,10 +101,7 @@ class Attribution {
     const CellState& cell = cells_[rank][layer];
     if (cell.wrong() == 0) return;
     const KeyMask left = unexplained(rank, layer);
-    if (left == 0) {
-      add_consequence(rank, layer);
-      return;
-    }
+    if (left == 0) return;
     Event event{.cause = cell.ambiguous && cell.pattern == 0 && cell.sources.empty()
                              ? Cause::kAmbiguous
                              : cause_of(left, config_.consume_gathered),

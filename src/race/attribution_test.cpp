@@ -184,6 +184,7 @@ TEST(Attribution, AWrongShardIsOneEventAndItsSpreadAConsequence) {
   EXPECT_EQ(events[0].cause, Cause::kLocalMemory);
   EXPECT_EQ(events[0].rank, 1);
   EXPECT_EQ(events[0].layer, 2);
+  EXPECT_EQ(events[0].consequences, kRanks - 1) << "the other ranks received it";
 }
 
 TEST(Attribution, ACollectiveIsBlamedWithTheSource) {

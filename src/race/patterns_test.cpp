@@ -126,6 +126,14 @@ TEST(Diagnosis, ToldDamageFromDamage) {
   EXPECT_EQ(diagnosed(buffer, word).damage, Damage::kUntouched);  // lesson 43
 }
 
+TEST(Patterns, PoisonIsNeverZeroInAnyHalf) {  // or a buffer that nobody wrote and one full of zeros would look alike
+  for (int64_t iteration = 0; iteration < 100'000; ++iteration) {
+    const uint32_t word = poison_word(7, iteration, 3);
+    ASSERT_NE(word & 0xFFFFu, 0u) << iteration;
+    ASSERT_EQ(word & 0xFFFFu, word >> 16) << iteration;
+  }
+}
+
 TEST(Diagnosis, NamesWhereStaleAndMisdirectedDataCameFrom) {
   PatternPlace other = kPlace;
   other.iteration -= 2;

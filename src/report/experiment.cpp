@@ -158,6 +158,11 @@ Story tell_experiment(const LoadedRecord& record) {
                       "not act.",
                       string(arm, "arm"), number_text(number(arm, "identical_seeds"))));
   }
+  if (const Json& starts = at(record.document, "starts"); at(starts, "alarm") == true)
+    story.words.push_back(
+        fmt::format("What the seeds begin with rises or falls with their number (p = {:.2g}): they do not look "
+                    "independent, so intervals and p-values do not hold.",
+                    number(starts, "p_of_a_trend").value_or(0)));
   const std::string question = string(record.document, "question");
   if (!question.empty()) story.words.insert(story.words.begin(), "Asked: " + question);
   story.headline = compared == 0 ? "No arm could be compared with a control."
