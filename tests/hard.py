@@ -57,8 +57,9 @@ def parts(venv, short):
     sources = [source for source in sources if not source.endswith(("_test.cpp", "_fuzz.cpp", "_bench.cpp"))]
     gpu = "" if shutil.which("nvidia-smi") and shutil.which("compute-sanitizer") else "no GPU with compute-sanitizer here"
     clang = "" if shutil.which("clang++") else "no clang++ with libFuzzer here: apt-get install clang"
-    memcheck = ["compute-sanitizer", "--error-exitcode", "99"]
+    memcheck = ["compute-sanitizer", "--error-exitcode", "99", "--target-processes", "all", "--report-api-errors", "no"]
     on_gpu = [["build/numeric_test", "--gtest_filter=*Cuda*"], ["build/model_test", "--gtest_filter=Graph.*"]]
+    on_gpu += [[python, "-m", "pytest", "-q", f"tests/{name}_cuda_test.py"] for name in ("sample", "tap", "model", "diagnose", "generate")]  # race: delays are not seen
     yield Part("suite", "every test, in the version of every day", [suite("build", *(only(["base_test"]) if short else []))])
     yield Part("asan", "every C++ test under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer",
                [["./dev", "build", "asan"], suite("build-asan", "--cpp-only", *(only(["base_test"]) if short else []))])  # fmt: skip
@@ -69,7 +70,8 @@ def parts(venv, short):
     yield Part("asan-program", "the suites that start the program, under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer",
                [suite("build-asan", *only(["convert_test.py"] if short else PROGRAM_SUITES))])  # fmt: skip
     yield Part("crash", "long commands, disturbed and resumed", [suite("build", "--only", "crash_test")], {"FAULTLINE_KILLS": amount("FAULTLINE_KILLS", 200, 5)})
-    yield Part("gpu", "CUDA kernels under compute-sanitizer's memcheck and racecheck", [[*memcheck, "--tool", tool, *test] for tool in ("memcheck", "racecheck") for test in on_gpu], missing=gpu)
+    yield Part("gpu", "CUDA kernels under compute-sanitizer's memcheck and racecheck", [[*memcheck, "--tool", tool, *test] for tool in ("memcheck", "racecheck") for test in on_gpu],
+               {"PYTHONPATH": "python:tests", "FAULTLINE_BUILD": "build"}, missing=gpu)  # fmt: skip
     yield Part("tidy", "clang-tidy on every source file", [suite("build", "--only", "clang-tidy", "--tidy", " ".join(sources[:1] if short else sources))])
     yield Part("mutation", "small breakages of the source, each caught by a test", [[python, "tests/mutate.py", "--json", "build/mutation.json", *(["--only", "0"] if short else [])]])
     yield Part("fuzz", "every parser under libFuzzer", [["./dev", "fuzz"]], {"FUZZ_MINUTES": amount("FUZZ_MINUTES", 30, 0.01)}, missing=clang)
