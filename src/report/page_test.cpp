@@ -118,6 +118,13 @@ TEST_F(Page, ShowsNoNumberWithoutEvidence) {
   EXPECT_TRUE(has(html, "class=\"verdict doubt\""));
 }
 
+TEST_F(Page, CountsNoUnprovenFaultAmongThoseItCorrectsFor) {
+  Json bare = faulty_row("bare", 0.4, 0.03);
+  bare.erase("evidence");
+  const std::string html = page_of(write_eval({clean_row(), faulty_row("proven", 0.4, 0.03), bare}));
+  EXPECT_TRUE(has(html, "p = 0.03 after Holm")) << html.substr(html.find("after Holm") - 60, 80);
+}
+
 TEST_F(Page, ShowsAnswersThatChanged) {
   const std::string html =
       page_of(write_eval({clean_row(), faulty_row("f", 0.125, 1e-6)},

@@ -126,6 +126,7 @@ TEST(Statistics, ZeroOfSixteenIsABoundAndNotAProof) {  // lesson 52
 TEST(Statistics, ACellThatDiffersByChanceHasNoEffect) {
   const Matrix matrix = summarise(small(), trials_of(2, 0, 1.0));
   EXPECT_EQ(matrix.cells[1].confound, "no effect");
+  EXPECT_EQ(matrix.cells[1].finding, "no difference from the baseline is shown");
   EXPECT_EQ(matrix.cells[0].confound, "n/a");
 }
 
@@ -234,6 +235,21 @@ TEST(Bisect, SaysWhenThereIsNothingToFindAndWhenNothingHelps) {
   const BisectResult nothing = bisect(options, [](const auto&, int64_t) { return TrialVerdict::kFail; });
   EXPECT_TRUE(nothing.reproduced);
   EXPECT_FALSE(nothing.found);
+}
+
+TEST(Bisect, NamesNoSetWithoutEnoughTrialsOfIt) {
+  BisectOptions options;
+  options.mitigations = {"a"};
+  const auto verdict_of_sets = [](TrialVerdict verdict) {
+    return
+        [verdict](const std::vector<std::string>& set, int64_t) { return set.empty() ? TrialVerdict::kFail : verdict; };
+  };
+  EXPECT_FALSE(bisect(options, verdict_of_sets(TrialVerdict::kError)).found) << "errors are no clean trials";
+  options.max_trials = options.baseline_trials + 1;
+  const BisectResult cut = bisect(options, verdict_of_sets(TrialVerdict::kPass));
+  ASSERT_GT(cut.trials_each, 1);
+  EXPECT_FALSE(cut.found);
+  EXPECT_EQ(cut.sentence, "undecided after 17 trials; raise --max-trials");
 }
 
 }  // namespace
