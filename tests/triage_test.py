@@ -186,6 +186,16 @@ def test_killed_again_and_again_no_trial_is_lost_or_repeated(tmp_path):
     assert not list((out / "trials").glob(".running*"))
 
 
+def test_a_folder_that_a_kill_left_after_its_trial_was_recorded_is_cleared(tmp_path):
+    out, command = tmp_path / "out", ["triage", "run", "--recipe", recipe(tmp_path, 1), "--quiet", "--json", "--out"]
+    assert launch(*command, out).returncode == 0
+    left = out / "trials" / ".running-baseline-0"
+    left.mkdir()
+    (left / "rank-0.log").write_text("of the trial before")
+    assert launch(*command, out).returncode == 0
+    assert not left.exists()
+
+
 def test_damaged_copies_are_made_again_and_a_damaged_record_is_refused(tmp_path):
     out, command = tmp_path / "out", ["triage", "run", "--recipe", recipe(tmp_path, 1), "--quiet", "--json", "--out"]
     first = launch(*command, out)

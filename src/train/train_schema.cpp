@@ -57,7 +57,8 @@ Schema with_record(const Schema& map) {
              {.default_value = Node(0), .doc = "steps; the start and each stage's end always; 0: only these"})
       .field("validation_problems", count(0), {.default_value = Node(256), .doc = "of the test split; 0: none"})
       .field("validation_draws", count(),
-             {.default_value = Node(1), .doc = "passes over them under the faults, each with noise of its own; one where they draw nothing"})
+             {.default_value = Node(1),
+              .doc = "passes over them under the faults, each with noise of its own; one where they draw nothing"})
       .field(
           "shards", Schema::integer({.min = 1, .max = 1024}),
           {.default_value = Node(1), .doc = "parts of a step that processes under torchrun share; decides the result"})

@@ -127,7 +127,10 @@ class Campaign {
                         options_.folder.string(), trial.key.index, trial.key.cell));
       keep(recorded(trial));
     });
-    for (const RecordedTrial& trial : trials_) write_trial(trial);  // copies that were lost or damaged
+    for (const RecordedTrial& trial : trials_) {  // an end between the record and what follows it
+      std::filesystem::remove_all(running_folder(trial.cell, trial.index));
+      write_trial(trial);  // a copy that was lost or damaged
+    }
   }
 
   void keep(RecordedTrial trial) {
@@ -144,8 +147,11 @@ class Campaign {
     return events >= plan_.stop_after.events;
   }
 
-  std::filesystem::path fresh_folder(const std::string& name) const {
-    const std::filesystem::path folder = options_.folder / "trials" / name;
+  std::filesystem::path running_folder(const std::string& cell, int64_t index) const {
+    return options_.folder / "trials" / fmt::format(".running-{}-{}", cell, index);
+  }
+
+  static std::filesystem::path made_anew(const std::filesystem::path& folder) {
     std::filesystem::remove_all(folder);
     std::filesystem::create_directories(folder);
     return folder;
@@ -154,7 +160,7 @@ class Campaign {
   void warm_up() {
     TrialRequest request = make_request(plan_, plan_.baseline_cell(), 0);
     request.config["verify_iterations"] = 1;
-    const std::filesystem::path folder = fresh_folder(fmt::format(".{}", kWarmup));
+    const std::filesystem::path folder = made_anew(options_.folder / "trials" / fmt::format(".{}", kWarmup));
     (void)executor_.run(request, folder);
     std::filesystem::remove_all(folder);
   }
@@ -162,7 +168,7 @@ class Campaign {
   void start(Flights& flights, const Cell& cell, int64_t index) {
     Flight flight;
     flight.request = make_request(plan_, cell, index);
-    flight.folder = fresh_folder(fmt::format(".running-{}-{}", cell.name, index));
+    flight.folder = made_anew(running_folder(cell.name, index));
     flight.started = system_seconds();
     flights.start(std::move(flight), executor_);
   }
