@@ -65,7 +65,7 @@ std::optional<fs::path> shared_start(LoadedModel& loaded, const std::string& wei
                                      const fs::path& folder) {
   const std::optional<std::string> identity = start_identity(recipe);
   if (!identity) return std::nullopt;
-  const fs::path start = folder / kStarts / *identity;
+  fs::path start = folder / kStarts / *identity;
   fs::create_directories(start.parent_path());
   const FileDescriptor alone = wait_for(start.string() + ".lock");
   if (!fs::exists(start)) {

@@ -91,7 +91,7 @@ class Campaign {
   }
 
  private:
-  static const std::filesystem::path& prepared(const std::filesystem::path& folder) {
+  static std::filesystem::path prepared(const std::filesystem::path& folder) {
     namespace fs = std::filesystem;
     if (fs::exists(folder) && !fs::is_directory(folder))
       throw UsageError(fmt::format("{} is a file; --out wants a folder", folder.string()));
