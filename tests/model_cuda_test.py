@@ -201,7 +201,7 @@ def test_a_row_of_a_linear_does_not_depend_on_the_others(outputs, inputs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 7), (2, 5, 576), (300, 64)])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 5, 576), (300, 64), (2000, 576), (1100, 301), (40, 2048)])
 def test_gradient_of_rms_norm(dtype, shape):
     x, weight, out_grad = randn(*shape, dtype=dtype).requires_grad_(), randn(shape[-1], seed=1).requires_grad_(), randn(*shape, dtype=dtype, seed=2)
     ops.rms_norm(x, weight, 1e-5).backward(out_grad)
@@ -223,9 +223,10 @@ def test_gradient_of_swiglu(dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradient_of_rotary(dtype):
-    cos, sin = angles(50, 64)
-    x, positions = randn(6, 3 * 64 + 32, dtype=dtype).requires_grad_(), torch.tensor([0, 3, 3, 49, 7, 1], device="cuda")
+@pytest.mark.parametrize("context", [50, 6])  # a table longer than the rows, and one as long as they
+def test_gradient_of_rotary(dtype, context):
+    cos, sin = angles(context, 64)
+    x, positions = randn(6, 3 * 64 + 32, dtype=dtype).requires_grad_(), torch.tensor([0, 3, 3, context - 1, 2, 1], device="cuda")
     out_grad = randn(6, 3 * 64 + 32, dtype=dtype, seed=2)
     ops.rotary(x, positions, cos, sin, 3).backward(out_grad)
     assert_close(x.grad, rotary_reference(out_grad, positions, cos, -sin, 3), dtype, 2, 4 * EPS[torch.float32])

@@ -133,7 +133,12 @@ void Recomputation::check_rotary(const RecordedCall& call, std::vector<Observati
 }
 
 void Recomputation::check_attention(const RecordedCall& call, std::vector<Observation>& observations) const {
-  const at::Tensor q = wide(call.tensor(0)), k = wide(call.tensor(1)), v = wide(call.tensor(2));  // (B, H, T, D)
+  const at::Tensor q = wide(call.tensor(0));                 // (B, H, T, D)
+  const auto for_each_head = [&](const at::Tensor& given) {  // a kernel may share a key/value head among a group
+    const at::Tensor states = wide(given);
+    return states.size(1) == q.size(1) ? states : states.repeat_interleave(q.size(1) / states.size(1), 1);
+  };
+  const at::Tensor k = for_each_head(call.tensor(1)), v = for_each_head(call.tensor(2));
   const int64_t causal = argument_index(call, "is_causal"), scaled = argument_index(call, "scale");
   const double size = static_cast<double>(q.size(-1));
   double scale = 1 / std::sqrt(size);

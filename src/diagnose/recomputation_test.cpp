@@ -59,5 +59,26 @@ TEST(Recomputation, AnErrorBeyondWhatSubnormalChancesLoseIsAFault) {
   EXPECT_TRUE(accused(sink, exact + 4 * 0x1p-24 * value.abs().sum(2, true)));
 }
 
+TEST(Recomputation, HeadsThatShareAKeyHeadAreEachComparedWithIt) {
+  at::manual_seed(1);
+  const at::Tensor query = at::randn({1, 4, 3, kHeadSize}, at::kBFloat16),
+                   key = at::randn({1, 2, 3, kHeadSize}, at::kBFloat16),
+                   value = at::randn({1, 2, 3, kHeadSize}, at::kBFloat16);
+  const at::Tensor right = at::scaled_dot_product_attention(
+      query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble), {}, 0.0, false, {}, /*enable_gqa=*/true);
+  const auto is_accused = [&](const at::Tensor& result) {
+    RecordedCall call;
+    call.name = "aten::_scaled_dot_product_flash_attention";
+    call.op = c10::Dispatcher::singleton().findSchemaOrThrow(call.name.c_str(), "");
+    call.arguments = {query, key, value, 0.0, false, false, c10::IValue()};
+    call.results = {result.to(at::kBFloat16)};
+    std::vector<Observation> observations;
+    EXPECT_EQ(Recomputation().check(call, observations), Checked::kYes);
+    return judge(observations.at(0)).has_value();
+  };
+  EXPECT_FALSE(is_accused(right));
+  EXPECT_TRUE(is_accused(right.index_select(1, at::tensor({0, 2, 1, 3}, at::kLong))));  // as if heads took turns
+}
+
 }  // namespace
 }  // namespace faultline

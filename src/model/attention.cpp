@@ -41,8 +41,11 @@ Projected project(const Attention& attention, const at::Tensor& x, const Sight& 
     return ops::rotary(states, sight.positions, sight.rotary->cos, sight.rotary->sin, heads);
   };
   if (!attention.query_norm.weight.defined()) {
-    qkv = rotated(qkv, attention.heads + attention.kv_heads);
-    return {qkv.narrow(1, 0, query), qkv.narrow(1, query, key), qkv.narrow(1, query + key, key)};
+    // Not narrow() three times: the gradient of a split is one tensor, that of each piece a tensor of zeros to be
+    // added.
+    const std::vector<at::Tensor> parts =
+        rotated(qkv, attention.heads + attention.kv_heads).split_with_sizes({query, key, key}, 1);
+    return {parts[0], parts[1], parts[2]};
   }
   const auto normed = [&](int64_t first, int64_t size, int64_t heads, const Norm& norm) {
     const at::Tensor states = qkv.narrow(1, first, size).reshape({-1, heads, attention.head_size});
@@ -63,6 +66,11 @@ bool attends_in_fp32(const at::Tensor& states) {
 #endif
 }
 
+// Of torch's attention only the flash kernel knows groups of heads without copies; the others would be worse than ours.
+bool shares_heads(const at::Tensor& states, int64_t head_size) {
+  return states.is_cuda() && states.element_size() == 2 && head_size <= 256;
+}
+
 // Whole rows: causal attention within each.
 at::Tensor attend_rows(const Attention& attention, const Projected& projected, int64_t rows) {
   const at::ScalarType type = projected.query.scalar_type();
@@ -71,13 +79,14 @@ at::Tensor attend_rows(const Attention& attention, const Projected& projected, i
     return states.reshape({rows, -1, heads, attention.head_size}).transpose(1, 2).to(inside);
   };
   const int64_t group = attention.heads / attention.kv_heads;
+  const bool in_kernel = group > 1 && shares_heads(projected.query, attention.head_size);
   const auto shared = [&](const at::Tensor& states) {  // each key/value head serves a group of query heads
     const at::Tensor split = by_head(states, attention.kv_heads);
-    return group == 1 ? split : split.repeat_interleave(group, 1);
+    return group == 1 || in_kernel ? split : split.repeat_interleave(group, 1);
   };
   const at::Tensor mixed =
       at::scaled_dot_product_attention(by_head(projected.query, attention.heads), shared(projected.key),
-                                       shared(projected.value), {}, 0.0, /*is_causal=*/true);
+                                       shared(projected.value), {}, 0.0, /*is_causal=*/true, {}, in_kernel);
   return mixed.transpose(1, 2).reshape({-1, attention.heads * attention.head_size}).to(type);
 }
 

@@ -25,7 +25,7 @@ struct NormArguments {
 void rms_norm(const NormArguments& a, void* stream);
 
 // partial: (kNormSegments, width) fp32; inverse: (rows) fp32. All contiguous.
-inline constexpr int kNormSegments = 64;
+inline constexpr int kNormSegments = 128;
 struct NormGradient {
   Element element;
   const void* grad;

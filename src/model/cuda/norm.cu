@@ -84,30 +84,54 @@ __global__ void input_gradient(NormGradient a, bool aligned) {
   }
 }
 
-// grad_weight = sum over rows of g x r: a segment of the rows in a block, then the segments in order.
+// grad_weight = sum over rows of g x r: a segment of the rows in a block, a row a warp at a time, then the segments in
+// order.
+constexpr int kSumWarps = 8, kSumColumns = 32 * kOctet;
+
 template <class T>
-__global__ void weight_gradient(NormGradient a) {
+__global__ void weight_gradient(NormGradient a, bool aligned) {
   begin_kernel();
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (column >= a.width) return;
+  __shared__ float sums[kSumWarps][kOctet][32];
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kSumColumns + threadIdx.x * kOctet;
   const int64_t per_segment = (a.rows + gridDim.y - 1) / gridDim.y;
   const int64_t begin = blockIdx.y * per_segment, end = min(a.rows, begin + per_segment);
-  float sum = 0.0f;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t i = row * a.width + column;
-    sum =
-        fmaf(to_float(static_cast<const T*>(a.grad)[i]) * a.inverse[row], to_float(static_cast<const T*>(a.x)[i]), sum);
+  float sum[kOctet] = {};
+  if (column < a.width) {
+    for (int64_t row = begin + threadIdx.y; row < end; row += kSumWarps) {
+      float value[kOctet], g[kOctet];
+      load_octet(static_cast<const T*>(a.x) + row * a.width + column, a.width - column, aligned, value);
+      load_octet(static_cast<const T*>(a.grad) + row * a.width + column, a.width - column, aligned, g);
+      const float inverse = a.inverse[row];
+#pragma unroll
+      for (int i = 0; i < kOctet; ++i) sum[i] = fmaf(g[i] * inverse, value[i], sum[i]);
+    }
   }
-  a.partial[blockIdx.y * a.width + column] = sum;
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) sums[threadIdx.y][i][threadIdx.x] = sum[i];
+  __syncthreads();
+  const int own = threadIdx.y * 32 + threadIdx.x;  // a column a thread
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kSumColumns + own;
+  if (at >= a.width) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kSumWarps; ++warp) total += sums[warp][own % kOctet][own / kOctet];
+  a.partial[blockIdx.y * a.width + at] = total;
 }
 
-__global__ void add_segments(const float* partial, float* sums, int64_t width) {
+__global__ void add_segments(const float* partial, float* totals, int64_t width) {
   begin_kernel();
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (column >= width) return;
+  __shared__ float sums[kSumWarps][32];
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
   float sum = 0.0f;
-  for (int segment = 0; segment < kNormSegments; ++segment) sum += partial[segment * width + column];
-  sums[column] = sum;
+  if (column < width) {
+    for (int segment = static_cast<int>(threadIdx.y); segment < kNormSegments; segment += kSumWarps)
+      sum += partial[segment * width + column];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= width) return;
+  for (int warp = 1; warp < kSumWarps; ++warp) sum += sums[warp][threadIdx.x];
+  totals[column] = sum;
 }
 
 }  // namespace
@@ -127,14 +151,16 @@ void rms_norm_backward(const NormGradient& a, void* stream) {
   if (a.width == 0) return;
   const bool aligned = is_aligned(a.grad, a.width) && is_aligned(a.x) && is_aligned(a.weight) && is_aligned(a.grad_x);
   const dim3 block = row_block(a.width);
-  const unsigned columns = blocks_of(a.width, 128);
+  const dim3 warps(32, kSumWarps);
   dispatch(a.element, [&](auto type) {
     using T = decltype(type);
     if (a.rows > 0)
       launch("rms_norm_backward", input_gradient<T>, blocks_of(a.rows, block.y), block, 0, stream, a, aligned);
-    launch("rms_norm_backward", weight_gradient<T>, dim3(columns, kNormSegments), 128, 0, stream, a);
+    launch("rms_norm_backward", weight_gradient<T>, dim3(blocks_of(a.width, kSumColumns), kNormSegments), warps, 0,
+           stream, a, aligned);
   });
-  launch("rms_norm_backward", add_segments, columns, 128, 0, stream, a.partial, a.grad_weight, a.width);
+  launch("rms_norm_backward", add_segments, blocks_of(a.width, 32), warps, 0, stream, a.partial, a.grad_weight,
+         a.width);
 }
 
 }  // namespace faultline::ops::cuda
