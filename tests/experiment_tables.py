@@ -108,6 +108,8 @@ def section(folder):
     if analysis.get("starts", {}).get("alarm"):
         parts.append(f"Alarm: what the seeds begin with has a trend (p = {analysis['starts']['p_of_a_trend']:.2g}): they do not look independent.")
     for row in analysis["arms"]:
+        if earlier := row.get("earlier_attempts"):
+            parts.append(f"{row['arm']}: {len(earlier)} trials are later attempts; without proof before: {earlier[0]}")
         if row.get("identical_seeds"):
             parts.append(f"Alarm: {row['arm']} lost exactly what {analysis['control']} did in {row['identical_seeds']} seeds.")
     return "\n\n".join(part for part in parts if part)

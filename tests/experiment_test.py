@@ -344,6 +344,18 @@ def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_p
     kept = trials(record)
     assert kept["clean", 0][0] == "pass" and kept["noisy", 0][0] == "error"
     assert "below four fifths" in kept["noisy", 0][1]["complaints"][0]
+    same = run(file, tmp_path / "runs", *task, "--dtype", "fp32")
+    assert same.returncode == 3 and set(trials(record)) == set(kept)
+    again = run(file, tmp_path / "runs", *task, "--dtype", "fp32", "--again", "--jobs", "2")
+    assert again.returncode == 3, again.stderr
+    tried = trials(record)
+    assert set(tried) == {*kept, ("earlier-1:noisy", 0)} and tried["earlier-1:noisy", 0] == kept["noisy", 0]
+    assert tried["clean", 0] == kept["clean", 0] and "below four fifths" in tried["noisy", 0][1]["complaints"][0]
+    analysis = json.loads((record / "analysis.json").read_text())
+    row = next(row for row in analysis["arms"] if row["arm"] == "noisy")
+    assert row["earlier_attempts"] == kept["noisy", 0][1]["complaints"] and row["evidence_missing"] == 1
+    both = launch("run", file, "--scale", "tiny", "--again", "--merge", record)
+    assert both.returncode == 64 and "one of them" in both.stderr
 
 
 def test_robustness_has_accuracy_loss_and_recovery_under_unseen_faults(every_recipe):

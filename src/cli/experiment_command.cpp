@@ -229,6 +229,8 @@ void add_experiment_options(CLI::App& command, ExperimentOptions& options) {
   option("--seeds", options.seeds, "only these seed numbers, as in 0-5,9; default all", "LIST");
   command.add_flag("--pilot", options.pilot, "run the pilot's seeds of the first contrast, then write down the design")
       ->group("Experiment");
+  command.add_flag("--again", options.again, "run trials that ended without proof once more; their first end is kept")
+      ->group("Experiment");
   command.add_option("--merge", options.merge, "take the trials of another folder of the same experiment; run none")
       ->group("Experiment")
       ->type_name("DIR")
@@ -248,6 +250,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   const int64_t jobs = options.pace.job_count();
   const bool on_ray = options.pace.on_ray();
   if (on_ray) refuse_gpus_on_ray(globals.device);
+  if (options.again && !options.merge.empty()) throw UsageError("--merge takes trials, --again runs some; one of them");
   if (options.pilot && !options.merge.empty()) throw UsageError("--merge takes trials, --pilot runs some; one of them");
   const std::string hash = json_hash({experiment_identity(recipe, given.dtype), model.model});
   const fs::path folder = !options.folder.empty() ? fs::path(options.folder)
@@ -269,6 +272,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
     for (const std::string& other : options.merge) merged += experiment.merge(other, "--merge " + other);
     adopted.keep();
+    if (options.again && !options.worker) (void)experiment.try_again(part);
     if (options.worker) {
       experiment.run(loaded, part, {});
       if (!options.folder.empty()) offer_run(folder);

@@ -15,9 +15,11 @@ struct ExperimentOptions {
   std::string folder;  // of the experiment itself, for workers elsewhere; "": below --out
   Pace pace;
   std::vector<std::string> merge;
-  bool pilot = false, worker = false, dry_run = false;
+  bool pilot = false, again = false, worker = false, dry_run = false;
 
-  bool changed() const { return scale != "default" || !arms.empty() || !seeds.empty() || !merge.empty() || pilot; }
+  bool changed() const {
+    return scale != "default" || !arms.empty() || !seeds.empty() || !merge.empty() || pilot || again;
+  }
 };
 
 void add_experiment_options(CLI::App& command, ExperimentOptions& options);

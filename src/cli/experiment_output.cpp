@@ -72,6 +72,13 @@ void show_under(const Json& arms) {
   if (rows.size() > 1) print("\n" + headed(rows));
 }
 
+void show_earlier(const Json& analysis) {
+  for (const Json& arm : analysis["arms"])
+    if (const Json earlier = arm.value("earlier_attempts", Json::array()); !earlier.empty())
+      print(fmt::format("\n{}: {} trials are later attempts; without proof before: {}\n", arm["arm"].get<std::string>(),
+                        earlier.size(), earlier[0].get<std::string>()));
+}
+
 void show_alarms(const Json& analysis) {
   for (const Json& arm : analysis["arms"])
     if (const int64_t same = arm.value("identical_seeds", int64_t{0}); same > 0)
@@ -125,6 +132,7 @@ void show_analysis(const Json& analysis, const std::string& folder, int64_t left
   print(headed(rows));
   if (!analysis["contrasts"].empty()) show_contrasts(analysis["contrasts"]);
   show_under(analysis["arms"]);
+  show_earlier(analysis);
   show_alarms(analysis);
   print(fmt::format(
       "\nendpoint: {}\nmeans over seeds ± SD; differences in points, paired by seed; exact sign-flip tests, "

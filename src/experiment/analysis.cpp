@@ -25,6 +25,7 @@ struct ArmData {
   std::map<std::string, BySeed> under;  // by label
   std::vector<double> roughness, seconds, noise_seconds;
   int64_t died = 0, unproven = 0;
+  std::vector<std::string> earlier;  // attempts without proof that were made again: what each complained of
 };
 
 // SD of first differences: how rough a curve is, whatever its trend.
@@ -68,6 +69,9 @@ ArmData gather(CampaignStore& store, const Arm& arm, const std::string& endpoint
     data.unproven += trial.status == TrialStatus::kError;
     if (trial.status == TrialStatus::kPass) gather_trial(trial, endpoint, data);
   }
+  for (int64_t number = 1; store.count(earlier_attempt(arm.name, number)) > 0; ++number)
+    for (const Trial& trial : store.trials(earlier_attempt(arm.name, number)))
+      data.earlier.push_back(trial.outcome.value("complaints", Json::array({""})).at(0).get<std::string>());
   return data;
 }
 
@@ -209,6 +213,7 @@ Json row_json(const Arm& arm, const ArmData& one, const ArmData* control) {
               {"seconds_a_step", mean_json(one.seconds)},
               {"noise_seconds_a_step", mean_json(one.noise_seconds)},
               {"curves", {{"reward", mean_curve(one.trials, "reward")}, {"loss", mean_curve(one.trials, "loss")}}}};
+  if (!one.earlier.empty()) row["earlier_attempts"] = one.earlier;
   if (!one.under.empty()) row["under"] = under_json(one, control);
   if (control == nullptr || control == &one) return row;
   row["against_control"] = comparison(one.endpoint, control->endpoint);

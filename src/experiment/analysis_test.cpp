@@ -86,6 +86,20 @@ TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
   EXPECT_EQ(row["survival"]["steps_of_death"][0], 4) << "three steps were done";
 }
 
+TEST(Analysis, NamesTrialsThatAreLaterAttempts) {
+  Folder folder;
+  Trial refused = trial_of("arm", 0, 0.0);
+  refused.status = TrialStatus::kError;
+  refused.outcome = {{"complaints", {"aqn: too much"}}};
+  folder.add(refused);
+  EXPECT_EQ(CampaignStore(folder.directory.path() / "campaign.sqlite").set_errors_aside({refused.key}), 1);
+  folder.add(trial_of("arm", 0, 0.7));
+  const Json row = row_of(analyse(spec_of({"arm"}, {}), folder.directory.path()), "arm");
+  EXPECT_EQ(row["evidence_missing"], 0);
+  EXPECT_EQ(row["trials"], 1);
+  EXPECT_EQ(row["earlier_attempts"], Json::array({"aqn: too much"}));
+}
+
 TEST(Lesson31OneSeed, HasNoIntervalAndNoTest) {
   Folder folder;
   folder.add(trial_of("control", 0, 0.70));

@@ -42,11 +42,6 @@ std::string folder_name(const TrialKey& key) {
   return fmt::format("{}-{}", cell, key.index);
 }
 
-bool is_there(CampaignStore& store, const TrialKey& key) {
-  const std::vector<TrialKey> left = store.pending({key.cell}, key.index + 1);
-  return std::find(left.begin(), left.end(), key) == left.end();
-}
-
 // The run directory that a trial's record names. A folder from which somebody removed it has the trial all the same.
 void copy_run(const fs::path& from, const fs::path& to) {
   for (const char* name : kRunFiles) {
@@ -88,8 +83,9 @@ std::string experiment_identity(const Node& recipe, const std::string& dtype) {
 }
 
 Node Experiment::trial_recipe(const TrialKey& key) const {
-  const bool pilot = key.cell.starts_with(kPilotPrefix);
-  const std::string name = pilot ? key.cell.substr(kPilotPrefix.size()) : key.cell;
+  const std::string cell(attempted_cell(key.cell));
+  const bool pilot = cell.starts_with(kPilotPrefix);
+  const std::string name = pilot ? cell.substr(kPilotPrefix.size()) : cell;
   const Node prepared = apply_preparation(recipe_, spec_, preparation_);
   Node recipe = arm_recipe(prepared, spec_.arm(name), key.index + (pilot ? kPilotSeeds : 0));
   if (!spec_.diagnosis.empty() && preparation_.complete) place_verdict(recipe, preparation_);
@@ -173,6 +169,11 @@ std::vector<TrialKey> Experiment::pending(const CampaignPart& part) const {
   return left;
 }
 
+int64_t Experiment::try_again(const CampaignPart& part) {
+  if (!fs::exists(folder_ / "campaign.sqlite")) return 0;
+  return CampaignStore(folder_ / "campaign.sqlite").set_errors_aside(keys(part));
+}
+
 SameStart Experiment::starts_of(CampaignStore& store, const std::set<uint64_t>& seeds) const {
   SameStart starts;
   store.for_each([&](Trial&& trial) {
@@ -192,7 +193,7 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     if (ran > 0 && part.time_limit > 0 && now - began + longest > part.time_limit) break;
     const fs::path folder = folder_ / "trials" / folder_name(key);
     const std::optional<FileDescriptor> mine = claim(folder);
-    if (!mine || is_there(store, key)) continue;
+    if (!mine || store.is_there(key)) continue;
     if (progress.on_trial) progress.on_trial(key);
     TrialRequest request{key, trial_recipe(key), "", folder, &spec_, {}};
     request.fingerprint = fingerprint_of(request.recipe);
@@ -245,7 +246,7 @@ int64_t Experiment::merge(const fs::path& other, const std::string& called) {
     if (trial.fingerprint != fingerprint_of(trial_recipe(trial.key)))
       refuse(fmt::format("trial {} of {} was run with another recipe, calibration or verdict", trial.key.index,
                          trial.key.cell));
-    if (is_there(store, trial.key)) return;
+    if (store.is_there(trial.key)) return;
     seeds.insert(trial.seed);
     trials.push_back(std::move(trial));
   });

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kApplicationId = 0x464C5431;  // "FLT1": tells our file from any other SQLite database
 
+constexpr std::string_view kEarlier = "earlier-";
+
 constexpr const char* kSchema = R"(
 CREATE TABLE trial(
   id INTEGER PRIMARY KEY,
@@ -84,6 +86,15 @@ std::string_view to_string(TrialStatus status) {
   return "";
 }
 
+std::string earlier_attempt(std::string_view cell, int64_t number) {
+  return fmt::format("{}{}:{}", kEarlier, number, cell);
+}
+
+std::string_view attempted_cell(std::string_view cell) {
+  const std::size_t colon = cell.find(':');
+  return cell.starts_with(kEarlier) && colon != std::string_view::npos ? cell.substr(colon + 1) : cell;
+}
+
 CampaignStore::CampaignStore(const std::filesystem::path& path) : database_(path) {
   const std::string damage = database_.text("PRAGMA quick_check(1)");
   if (damage != "ok") {
@@ -123,6 +134,26 @@ std::vector<TrialKey> CampaignStore::pending(const std::vector<std::string>& cel
     }
   }
   return left;
+}
+
+int64_t CampaignStore::set_errors_aside(const std::vector<TrialKey>& keys) {
+  int64_t moved = 0;
+  Transaction transaction(database_);
+  for (const TrialKey& key : keys) {
+    int64_t number = 1;
+    while (is_there({earlier_attempt(key.cell, number), key.index})) ++number;
+    Statement row(database_, "UPDATE trial SET cell = ?1 WHERE cell = ?2 AND trial_index = ?3 AND status = 'error'");
+    row.bind(1, earlier_attempt(key.cell, number)).bind(2, key.cell).bind(3, key.index).step();
+    moved += sqlite3_changes64(database_.get());
+  }
+  transaction.commit();
+  return moved;
+}
+
+bool CampaignStore::is_there(const TrialKey& key) {
+  Statement row(database_, "SELECT count(*) FROM trial WHERE cell = ?1 AND trial_index = ?2");
+  row.bind(1, key.cell).bind(2, key.index).step();
+  return row.integer(0) > 0;
 }
 
 int64_t CampaignStore::count(const std::string& cell) {

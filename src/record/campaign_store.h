@@ -47,6 +47,11 @@ class CampaignStore {
   // What is left of `trials` trials per cell, ordered by index, then by cell as given: cells stay interleaved.
   std::vector<TrialKey> pending(const std::vector<std::string>& cells, int64_t trials);
 
+  // Makes room for another attempt at those of the trials that ended in an error: they stay in the file, as a trial of
+  // earlier_attempt(cell, 1), or 2 where that is taken, … Returns how many.
+  int64_t set_errors_aside(const std::vector<TrialKey>& keys);
+
+  bool is_there(const TrialKey& key);
   int64_t count(const std::string& cell);
   void for_each(const std::function<void(Trial&& trial)>& visit);  // by cell, then index
   std::vector<Trial> trials(const std::string& cell);
@@ -58,5 +63,8 @@ class CampaignStore {
 };
 
 std::string_view to_string(TrialStatus status);
+
+std::string earlier_attempt(std::string_view cell, int64_t number);  // "earlier-1:e5"
+std::string_view attempted_cell(std::string_view cell);              // "e5", of that and of "e5"
 
 }  // namespace faultline

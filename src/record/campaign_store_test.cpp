@@ -79,6 +79,27 @@ TEST(CampaignStore, KeepsTheFirstOfTwoEqualTrials) {
   EXPECT_EQ(store.count("a"), 2);
 }
 
+TEST(CampaignStore, SetsErrorsAsideAsOftenAsTheyComeAndNothingElse) {
+  const TemporaryDirectory directory;
+  CampaignStore store(directory.path() / "campaign.sqlite");
+  Trial error = some_trial("e5", 1);
+  error.status = TrialStatus::kError;
+  EXPECT_TRUE(store.insert(some_trial("e5", 0)));
+  EXPECT_TRUE(store.insert(error));
+  EXPECT_EQ(store.set_errors_aside({{"e5", 0}}), 0) << "what died is a finding";
+  EXPECT_EQ(store.set_errors_aside({{"e5", 0}, {"e5", 1}, {"e5", 2}}), 1);
+  EXPECT_EQ(store.pending({"e5"}, 2), (std::vector<TrialKey>{{"e5", 1}}));
+  EXPECT_TRUE(store.insert(error));
+  EXPECT_EQ(store.set_errors_aside({{"e5", 1}}), 1);
+  for (const int64_t number : {1, 2}) {
+    const std::vector<Trial> kept = store.trials(earlier_attempt("e5", number));
+    ASSERT_EQ(kept.size(), 1u);
+    EXPECT_EQ(kept[0].evidence, error.evidence);
+    EXPECT_EQ(attempted_cell(kept[0].key.cell), "e5");
+  }
+  EXPECT_EQ(attempted_cell("pilot:e5"), "pilot:e5");
+}
+
 TEST(CampaignStore, KnowsWhatIsLeftWithCellsInterleaved) {
   const TemporaryDirectory directory;
   const auto path = directory.path() / "campaign.sqlite";

@@ -152,6 +152,9 @@ Story tell_experiment(const LoadedRecord& record) {
     decided += number(against, "p_holm").value_or(1) < kAlpha;
     unproven += number(arm, "evidence_missing").value_or(0);
     if (const std::string sentence = sentence_of(arm); !sentence.empty()) story.words.push_back(sentence);
+    if (const Json& earlier = items(at(arm, "earlier_attempts")); !earlier.empty())
+      story.words.push_back(fmt::format("{}: {} trials are later attempts; the earlier ones ended without proof.",
+                                        string(arm, "arm"), earlier.size()));
     if (number(arm, "identical_seeds").value_or(0) > 0)  // equality to the last bit is an alarm, not a success
       story.words.push_back(
           fmt::format("{}: in {} seeds every step was the control's, to the bit: what it changes did "
