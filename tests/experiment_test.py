@@ -14,7 +14,7 @@ import time
 import pytest
 
 import program
-from program import PROGRAM, ROOT
+from program import PROGRAM, ROOT, succeeded
 
 RECIPES = ROOT / "recipes/experiments"
 CLEAN = "{rollout: false, actor_forward: false, actor_backward: false, eval: both}"
@@ -50,11 +50,6 @@ def recipe(tmp_path):
 
 def run(recipe, out, *arguments):
     return launch("run", recipe, *arguments, "--scale", "tiny", "--json", "--quiet", "--out", out)
-
-
-def succeeded(result):
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def trials(record):

@@ -40,6 +40,11 @@ def launch(*arguments, env=None, timeout=600, **options):
     )
 
 
+def succeeded(result):
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ import pytest
 
 import program
 import tiny_folder
-from program import PROGRAM, ROOT
+from program import PROGRAM, ROOT, succeeded
 
 TINY = ROOT / "recipes/train/tiny.yaml"
 NOISE = "{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}"
@@ -42,11 +42,6 @@ def seven(tmp_path_factory):
 def arguments(model, seven, *more):
     return ["train", str(TINY), f"model={model}", f"task={{name: gsm8k, train_file: {seven}, test_file: {seven}}}",
             "train.sft={steps: 60, prompts: 16, lr: 1.0e-2}", "train.steps=2", *more, "--json", "--quiet", "--dtype", "fp32"]  # fmt: skip
-
-
-def succeeded(result):
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def events(record):

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 import tiny_folder
-from program import ROOT, launch
+from program import ROOT, launch, succeeded
 
 TINY = ROOT / "recipes/train/tiny.yaml"
 NOISE = "{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}"
@@ -26,11 +26,6 @@ def train(model, out, *arguments, recipe=TINY, dtype="fp32"):
 def events(record):
     lines = [json.loads(line) for line in (pathlib.Path(record) / "events.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in ("crc", "times")} for line in lines]
-
-
-def succeeded(result):
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @pytest.fixture(scope="module")
