@@ -45,7 +45,7 @@ void build_from_json(TreeBuilder& builder, const nlohmann::ordered_json& json) {
 }
 
 UsageError failure_in(const std::string& file, const ReadFailure& failure) {
-  const Place place = failure.place();
+  const TextPlace place = failure.place();
   return UsageError(fmt::format("{}:{}:{}: {}", file, place.line, place.column, failure.what()));
 }
 

@@ -45,7 +45,7 @@ bool is_valid_utf8(std::string_view text) {
   return true;
 }
 
-Place place_of_offset(std::string_view text, std::size_t offset) {
+TextPlace place_of_offset(std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, std::min(offset, text.size()));
   const std::size_t newline = before.rfind('\n');
   const std::size_t column = newline == std::string_view::npos ? before.size() : before.size() - newline - 1;
@@ -88,16 +88,16 @@ const Node& TreeBuilder::innermost() const {
   return open_.back().node;
 }
 
-Place TreeBuilder::pending_key_place() const {
+TextPlace TreeBuilder::pending_key_place() const {
   FL_ASSERT(!open_.empty() && open_.back().pending);
   const Position& position = open_.back().pending->key_position;
   return {position.line, position.column};
 }
 
-void TreeBuilder::begin_list(Place place) { open(Node::list(), place); }
-void TreeBuilder::begin_map(Place place) { open(Node::map(), place); }
+void TreeBuilder::begin_list(TextPlace place) { open(Node::list(), place); }
+void TreeBuilder::begin_map(TextPlace place) { open(Node::map(), place); }
 
-void TreeBuilder::open(Node node, Place place) {
+void TreeBuilder::open(Node node, TextPlace place) {
   count(node, place, open_.size() + 1);
   node.set_position(position(place));
   open_.push_back({std::move(node), std::nullopt, {}});
@@ -110,7 +110,7 @@ void TreeBuilder::end() {
   place_value(std::move(closed));
 }
 
-void TreeBuilder::key(std::string key, Place place) {
+void TreeBuilder::key(std::string key, TextPlace place) {
   FL_ASSERT(wants_key());
   if (key.empty()) throw ReadFailure(place, "a key must not be empty");
   if (key.size() > kMaxKeyBytes) {
@@ -125,19 +125,19 @@ void TreeBuilder::key(std::string key, Place place) {
   map.pending = Node::Entry{std::move(key), Node(), position(place)};
 }
 
-void TreeBuilder::scalar(Node value, Place place) {
+void TreeBuilder::scalar(Node value, TextPlace place) {
   count(value, place, open_.size());
   value.set_position(position(place));
   place_value(std::move(value));
 }
 
-void TreeBuilder::subtree(Node copy, Place place) {
+void TreeBuilder::subtree(Node copy, TextPlace place) {
   count(copy, place, open_.size() + (copy.is_list() || copy.is_map()));
   copy.set_position(position(place));
   place_value(std::move(copy));
 }
 
-void TreeBuilder::charge(const Node& copy, Place place) { count(copy, place, 0); }
+void TreeBuilder::charge(const Node& copy, TextPlace place) { count(copy, place, 0); }
 
 void TreeBuilder::place_value(Node value) {
   if (open_.empty()) {
@@ -152,7 +152,7 @@ void TreeBuilder::place_value(Node value) {
   }
 }
 
-void TreeBuilder::count(const Node& node, Place place, std::size_t depth) {
+void TreeBuilder::count(const Node& node, TextPlace place, std::size_t depth) {
   if (++nodes_ > kMaxConfigNodes) {
     throw ReadFailure(place,
                       fmt::format("more than {} values (aliases count as often as they are used)", kMaxConfigNodes));
@@ -170,7 +170,7 @@ void TreeBuilder::count(const Node& node, Place place, std::size_t depth) {
   }
 }
 
-void TreeBuilder::count_text(std::string_view text, Place place) {
+void TreeBuilder::count_text(std::string_view text, TextPlace place) {
   text_ += text.size();
   if (text_ > kMaxConfigText) throw ReadFailure(place, fmt::format("more than {} bytes of text", kMaxConfigText));
   if (text.find('\0') != std::string_view::npos) throw ReadFailure(place, "a string must not contain a NUL character");

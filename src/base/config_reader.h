@@ -15,7 +15,7 @@
 
 namespace faultline {
 
-struct Place {  // within the source text, from 1
+struct TextPlace {  // within the source text, from 1
   int line = 1;
   int column = 1;
 };
@@ -23,12 +23,12 @@ struct Place {  // within the source text, from 1
 // Thrown by the readers; their public entry points turn it into a UsageError with the file's name in front.
 class ReadFailure : public std::exception {
  public:
-  ReadFailure(Place place, std::string reason) : place_(place), reason_(std::move(reason)) {}
+  ReadFailure(TextPlace place, std::string reason) : place_(place), reason_(std::move(reason)) {}
   const char* what() const noexcept override { return reason_.c_str(); }
-  Place place() const { return place_; }
+  TextPlace place() const { return place_; }
 
  private:
-  Place place_;
+  TextPlace place_;
   std::string reason_;
 };
 
@@ -36,25 +36,25 @@ class ReadFailure : public std::exception {
 std::string prepare_source(std::string_view text);
 
 bool is_valid_utf8(std::string_view text);
-Place place_of_offset(std::string_view text, std::size_t offset);
+TextPlace place_of_offset(std::string_view text, std::size_t offset);
 
 class TreeBuilder {
  public:
   explicit TreeBuilder(std::shared_ptr<const std::string> file) : file_(std::move(file)) {}
 
-  void begin_list(Place place);
-  void begin_map(Place place);
+  void begin_list(TextPlace place);
+  void begin_map(TextPlace place);
   void end();                     // closes the innermost list or map and puts it where it belongs
   const Node& innermost() const;  // the list or map that end() would close
-  void key(std::string key, Place place);
-  void scalar(Node value, Place place);
-  void subtree(Node copy, Place place);        // an alias: counted against the budgets, node by node
-  void charge(const Node& copy, Place place);  // counts what the caller keeps for later use as an alias
+  void key(std::string key, TextPlace place);
+  void scalar(Node value, TextPlace place);
+  void subtree(Node copy, TextPlace place);        // an alias: counted against the budgets, node by node
+  void charge(const Node& copy, TextPlace place);  // counts what the caller keeps for later use as an alias
 
   bool wants_key() const { return !open_.empty() && open_.back().node.is_map() && !open_.back().pending; }
   bool in_list() const { return !open_.empty() && open_.back().node.is_list(); }
   std::size_t depth() const { return open_.size(); }
-  Place pending_key_place() const;  // of the key whose value is awaited
+  TextPlace pending_key_place() const;  // of the key whose value is awaited
   Node take();
 
  private:
@@ -64,11 +64,11 @@ class TreeBuilder {
     std::unordered_set<std::string> keys;
   };
 
-  void open(Node node, Place place);
+  void open(Node node, TextPlace place);
   void place_value(Node value);
-  void count(const Node& node, Place place, std::size_t depth);
-  void count_text(std::string_view text, Place place);
-  Position position(Place place) const { return {file_, place.line, place.column}; }
+  void count(const Node& node, TextPlace place, std::size_t depth);
+  void count_text(std::string_view text, TextPlace place);
+  Position position(TextPlace place) const { return {file_, place.line, place.column}; }
 
   std::shared_ptr<const std::string> file_;
   std::vector<Open> open_;

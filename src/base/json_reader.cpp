@@ -73,7 +73,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::ordered_json> {
     return true;
   }
   bool number(const std::string& text) {  // by the same rules as in YAML, of whose numbers JSON's are a subset
-    const Place place = next_token();
+    const TextPlace place = next_token();
     try {
       builder_.scalar(resolve_plain_scalar(text), place);
     } catch (const UsageError& error) {
@@ -87,24 +87,24 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::ordered_json> {
   }
 
   // The place of the token the parser has just reported. Moves on to the end of that token.
-  Place next_token() {
+  TextPlace next_token() {
     const auto is_between = [](char c) { return std::string_view(" \t\n,:]}").find(c) != std::string_view::npos; };
     while (at_ < source_.size() && is_between(source_[at_])) advance();
-    const Place place = place_;
+    const TextPlace place = place_;
     while (at_ < consumed_) advance();
     return place;
   }
 
   void advance() {
     const bool newline = source_[at_++] == '\n';
-    place_ = newline ? Place{place_.line + 1, 1} : Place{place_.line, place_.column + 1};
+    place_ = newline ? TextPlace{place_.line + 1, 1} : TextPlace{place_.line, place_.column + 1};
   }
 
   std::string_view source_;
   const std::size_t& consumed_;
   TreeBuilder builder_;
   std::size_t at_ = 0;
-  Place place_;
+  TextPlace place_;
 };
 
 }  // namespace

@@ -191,6 +191,7 @@ KsResult ks_test(std::span<const double> values, const std::function<double(doub
 KsResult ks_test(std::span<const double> a, std::span<const double> b) {
   const std::vector<double> x = sorted_sample(a, "a"), y = sorted_sample(b, "b");
   const auto n = static_cast<int64_t>(x.size()), m = static_cast<int64_t>(y.size());
+  FL_ASSERT(n > 0 && m > 0);          // an empty sample was refused
   int64_t i = 0, j = 0, largest = 0;  // in units of 1 / (n m)
   while (i < n && j < m) {
     const double value = std::min(x[static_cast<size_t>(i)], y[static_cast<size_t>(j)]);

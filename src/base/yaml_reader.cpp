@@ -94,7 +94,9 @@ std::string explain(std::string_view problem) {
   return std::string(found == kWords.end() ? problem : found->second);
 }
 
-Place place_of(const yaml_mark_t& mark) { return {static_cast<int>(mark.line) + 1, static_cast<int>(mark.column) + 1}; }
+TextPlace place_of(const yaml_mark_t& mark) {
+  return {static_cast<int>(mark.line) + 1, static_cast<int>(mark.column) + 1};
+}
 
 std::string_view text_of(const yaml_char_t* text) {
   return text == nullptr ? std::string_view() : reinterpret_cast<const char*>(text);
@@ -217,7 +219,7 @@ void YamlReader::take_alias(const yaml_event_t& event) {
 }
 
 void YamlReader::take_key(const yaml_event_t& event, bool plain, const std::string& text) {
-  const Place place = place_of(event.start_mark);
+  const TextPlace place = place_of(event.start_mark);
   if (plain && text == "<<") throw ReadFailure(place, "merge keys (<<) are not supported; write the keys out");
   if (plain && resolve_plain_scalar(text).is_null()) refuse_as_key(event, "nothing (null)");
   if (plain && !resolve_plain_scalar(text).is_string())
@@ -234,7 +236,7 @@ bool YamlReader::follows_colon(const yaml_event_t& event) const {
 
 void YamlReader::take_scalar(const yaml_event_t& event) {
   const auto& scalar = event.data.scalar;
-  Place place = place_of(event.start_mark);
+  TextPlace place = place_of(event.start_mark);
   const std::string text(reinterpret_cast<const char*>(scalar.value), scalar.length);
   const bool plain = scalar.style == YAML_PLAIN_SCALAR_STYLE && text_of(scalar.tag) != "!";
   refuse_tag(event, text_of(scalar.tag));
@@ -244,7 +246,7 @@ void YamlReader::take_scalar(const yaml_event_t& event) {
       return take_key(event, plain, text);
     }
     if (plain && text.empty() && builder_.depth() > 0 && !builder_.in_list()) {
-      const Place key = builder_.pending_key_place();
+      const TextPlace key = builder_.pending_key_place();
       if (scalar.anchor == nullptr && !follows_colon(event)) throw ReadFailure(key, "a ':' is missing after the key");
       place = key;  // an absent value has no place of its own
     }

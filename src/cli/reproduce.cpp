@@ -111,9 +111,9 @@ std::vector<std::string> what_changed(const report::LoadedRecord& record) {
 std::vector<std::string> changed_environment(const report::LoadedRecord& record) {
   std::vector<std::string> notes;
   const Json then = environment_of(record), now = recorded_environment();
-  Comparison differences;
+  RecordComparison differences;
   compare("environment", then, now, {}, differences);
-  for (const Difference& one : differences.differences)
+  for (const ValueDifference& one : differences.differences)
     notes.push_back(fmt::format("{}: was {}, is {}", one.path, one.was, one.is));
   return notes;
 }
@@ -149,15 +149,15 @@ report::LoadedRecord run_again(const Rerun& rerun, const fs::path& folder) {
   return record;
 }
 
-nlohmann::ordered_json to_json(const Comparison& result) {
+nlohmann::ordered_json to_json(const RecordComparison& result) {
   nlohmann::ordered_json differences = nlohmann::ordered_json::array();
-  for (const Difference& one : result.differences)
+  for (const ValueDifference& one : result.differences)
     differences.push_back({{"path", one.path}, {"was", one.was}, {"is", one.is}});
   return {{"equal", result.equal()},           {"values", result.values},   {"different", result.different},
           {"within_tolerance", result.within}, {"largest", result.largest}, {"differences", differences}};
 }
 
-void show(const Comparison& result, double tolerance) {
+void show(const RecordComparison& result, double tolerance) {
   if (result.equal()) {
     const std::string how = result.within == 0
                                 ? "bit for bit"
@@ -169,7 +169,7 @@ void show(const Comparison& result, double tolerance) {
   print(styled(Style::kBad, "differs: ") + fmt::format("{} of {} values; largest relative difference {:.3g}\n",
                                                        result.different, result.values, result.largest));
   std::vector<std::vector<std::string>> rows = {{"where", "was", "is"}};
-  for (const Difference& one : result.differences) rows.push_back({one.path, one.was, one.is});
+  for (const ValueDifference& one : result.differences) rows.push_back({one.path, one.was, one.is});
   print(table(rows));
   if (result.different > result.differences.size())
     print(fmt::format("and {} more\n", result.different - result.differences.size()));
@@ -185,7 +185,7 @@ ExitCode reproduce(const Options& options, const Globals& globals) {
   const Rerun rerun = plan_rerun(record, folder, options.commands);
   const std::vector<std::string> notes = changed_environment(record);
   const report::LoadedRecord again = run_again(rerun, folder);
-  Comparison result;
+  RecordComparison result;
   compare("", content_of(record), content_of(again), {tolerance, kTimes}, result);
   if (globals.json) {
     nlohmann::ordered_json json = {{"command", "reproduce"},       {"record", options.record},

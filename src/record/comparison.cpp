@@ -15,7 +15,7 @@ std::string shortened(const Json& value) {
 
 class Comparer {
  public:
-  Comparer(const ComparisonOptions& options, Comparison& result) : options_(options), result_(result) {}
+  Comparer(const ComparisonOptions& options, RecordComparison& result) : options_(options), result_(result) {}
 
   void visit(const std::string& path, const Json& was, const Json& is) {
     if (was.is_object() && is.is_object()) return objects(path, was, is);
@@ -67,13 +67,13 @@ class Comparer {
   }
 
   const ComparisonOptions& options_;
-  Comparison& result_;
+  RecordComparison& result_;
 };
 
 }  // namespace
 
 void compare(const std::string& name, const Json& was, const Json& is, const ComparisonOptions& options,
-             Comparison& result) {
+             RecordComparison& result) {
   Comparer(options, result).visit(name, was, is);
 }
 

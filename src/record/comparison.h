@@ -17,25 +17,25 @@ struct ComparisonOptions {
   std::set<std::string> ignored = {};  // keys of objects at any depth: times, paths
 };
 
-struct Difference {
+struct ValueDifference {
   std::string path;
   std::string was, is;  // as text, shortened
 };
 
 constexpr std::size_t kMostDifferences = 50;  // kept; all are counted
 
-struct Comparison {
+struct RecordComparison {
   uint64_t values = 0;  // compared
   uint64_t different = 0;
   uint64_t within = 0;  // numbers that differ by no more than the tolerance
   double largest = 0;   // relative difference of two numbers
-  std::vector<Difference> differences;
+  std::vector<ValueDifference> differences;
 
   bool equal() const { return different == 0; }
 };
 
 // Adds what it finds; `name` opens the paths.
 void compare(const std::string& name, const Json& was, const Json& is, const ComparisonOptions& options,
-             Comparison& result);
+             RecordComparison& result);
 
 }  // namespace faultline

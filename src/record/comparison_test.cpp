@@ -7,28 +7,28 @@
 namespace faultline {
 namespace {
 
-Comparison compared(const Json& was, const Json& is, const ComparisonOptions& options = {}) {
-  Comparison result;
+RecordComparison compared(const Json& was, const Json& is, const ComparisonOptions& options = {}) {
+  RecordComparison result;
   compare("record", was, is, options, result);
   return result;
 }
 
-TEST(Comparison, FindsNothingBetweenEqualRecords) {
+TEST(RecordComparison, FindsNothingBetweenEqualRecords) {
   const Json record = {{"rows", {{{"accuracy", 0.5}}, {{"accuracy", 0.25}}}}, {"name", "x"}, {"none", nullptr}};
-  const Comparison result = compared(record, record);
+  const RecordComparison result = compared(record, record);
   EXPECT_TRUE(result.equal());
   EXPECT_EQ(result.values, 4U);
 }
 
-TEST(Comparison, NamesThePathAndBothValues) {
-  const Comparison result = compared({{"rows", {{{"accuracy", 0.5}}}}}, {{"rows", {{{"accuracy", 0.75}}}}});
+TEST(RecordComparison, NamesThePathAndBothValues) {
+  const RecordComparison result = compared({{"rows", {{{"accuracy", 0.5}}}}}, {{"rows", {{{"accuracy", 0.75}}}}});
   ASSERT_EQ(result.differences.size(), 1U);
   EXPECT_EQ(result.differences[0].path, "record/rows/0/accuracy");
   EXPECT_EQ(result.differences[0].was, "0.5");
   EXPECT_EQ(result.differences[0].is, "0.75");
 }
 
-TEST(Comparison, SeesTheLastBit) {
+TEST(RecordComparison, SeesTheLastBit) {
   const double next = std::nextafter(0.1, 1.0);
   EXPECT_FALSE(compared(0.1, next).equal());
   EXPECT_TRUE(compared(0.1, next, {.tolerance = 1e-12}).equal());
@@ -36,13 +36,13 @@ TEST(Comparison, SeesTheLastBit) {
   EXPECT_FALSE(compared(0.1, 0.2, {.tolerance = 1e-12}).equal());
 }
 
-TEST(Comparison, KeepsLargeIntegersApart) {
+TEST(RecordComparison, KeepsLargeIntegersApart) {
   EXPECT_FALSE(compared(uint64_t{1} << 60, (uint64_t{1} << 60) + 1).equal());
   EXPECT_FALSE(compared(uint64_t{1} << 60, (uint64_t{1} << 60) + 1, {.tolerance = 1e-3}).equal())
       << "equal as doubles: no tolerance applies";
 }
 
-TEST(Comparison, SeesMissingAddedAndReorderedThings) {
+TEST(RecordComparison, SeesMissingAddedAndReorderedThings) {
   EXPECT_FALSE(compared({{"a", 1}}, Json::object()).equal());
   EXPECT_FALSE(compared(Json::object(), {{"a", 1}}).equal());
   EXPECT_FALSE(compared({1, 2}, {2, 1}).equal());
@@ -50,17 +50,17 @@ TEST(Comparison, SeesMissingAddedAndReorderedThings) {
   EXPECT_FALSE(compared("1", 1).equal());
 }
 
-TEST(Comparison, LeavesOutWhatItIsToldTo) {
+TEST(RecordComparison, LeavesOutWhatItIsToldTo) {
   const Json was = {{"seconds", 1.5}, {"deep", {{"seconds", 2}, {"value", 3}}}};
   const Json is = {{"seconds", 9}, {"deep", {{"value", 3}}}};
   EXPECT_TRUE(compared(was, is, {.ignored = {"seconds"}}).equal());
   EXPECT_FALSE(compared(was, is).equal());
 }
 
-TEST(Comparison, CountsMoreThanItKeeps) {
+TEST(RecordComparison, CountsMoreThanItKeeps) {
   Json was = Json::array(), is = Json::array();
   for (int i = 0; i < 200; ++i) was.push_back(i), is.push_back(i + 1);
-  const Comparison result = compared(was, is);
+  const RecordComparison result = compared(was, is);
   EXPECT_EQ(result.different, 200U);
   EXPECT_EQ(result.differences.size(), kMostDifferences);
 }
