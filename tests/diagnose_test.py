@@ -8,7 +8,7 @@ import json
 import jsonschema
 import pytest
 import tiny_folder
-from program import ROOT, launch, refused, succeeded
+from program import ROOT, as_json, launch, ok, refused
 
 METHODS = ["self", "shadow"]
 
@@ -30,7 +30,7 @@ def check(schema, verdict):
 
 @pytest.fixture(scope="module")
 def schema():
-    return succeeded(launch("diagnose", "--schema"))
+    return json.loads(ok("diagnose", "--schema"))
 
 
 def test_a_clean_model_is_healthy(model, schema):
@@ -109,7 +109,7 @@ def test_a_smoke_campaign_continues_where_it_was(model, tmp_path):
     again = launch(*arguments, "--json")
     assert json.loads(again.stdout)["summary"] == summary  # nothing was left to do
     for stored in (store, records):
-        assert succeeded(launch("diagnose", "--summarise", stored, "--json"))["summary"] == summary
+        assert as_json("diagnose", "--summarise", stored)["summary"] == summary
     assert "| pool | layer |" in launch("diagnose", "--summarise", records, "--markdown").stdout
     other = launch(*arguments, "--seed", "5")
     assert other.returncode == 64 and "another campaign" in other.stderr
@@ -158,7 +158,7 @@ def test_scan_sorts_the_worst_first(model):
 
 
 def test_compare_finds_a_machine_equal_to_itself_and_types_different(model, tmp_path):
-    same = succeeded(launch("compare", "--model", model, "--a", "cpu:bf16", "--b", "cpu:bf16", "--json"))
+    same = as_json("compare", "--model", model, "--a", "cpu:bf16", "--b", "cpu:bf16")
     assert all(one["share_equal"] == 1 for one in same["operators"])
     folder = tmp_path / "profiles"
     done = launch("compare", "--model", model, "--a", "cpu:bf16", "--b", "cpu:fp16", "--json", "--out", folder)
@@ -174,9 +174,9 @@ def test_a_trace_is_compared_on_another_machine(model, tmp_path):
     recorded = launch("compare", "--model", model, "--a", "cpu:bf16", "--record", trace, "--json")
     assert recorded.returncode == 0, recorded.stderr
     assert json.loads(recorded.stdout)["recorded"] > 20
-    same = succeeded(launch("compare", "--a", trace, "--b", "cpu:bf16", "--json"))
+    same = as_json("compare", "--a", trace, "--b", "cpu:bf16")
     assert len(same["operators"]) > 3 and all(one["share_equal"] == 1 for one in same["operators"])
-    wider = succeeded(launch("compare", "--a", trace, "--b", "cpu:fp32", "--json"))
+    wider = as_json("compare", "--a", trace, "--b", "cpu:fp32")
     assert any(one["share_equal"] < 1 for one in wider["operators"])
 
 
@@ -184,9 +184,9 @@ def test_two_traces_are_compared_as_they_are(model, tmp_path):
     one, two, wide = (tmp_path / name for name in ("one.safetensors", "two.safetensors", "wide.safetensors"))
     for trace, side in ((one, "cpu:bf16"), (two, "cpu:bf16"), (wide, "cpu:fp32")):
         launch("compare", "--model", model, "--a", side, "--record", trace)
-    same = succeeded(launch("compare", "--a", one, "--b", two, "--json"))
+    same = as_json("compare", "--a", one, "--b", two)
     assert same["operators"] and all(row["share_equal"] == 1 and row["same_inputs"] == row["calls"] for row in same["operators"])
-    other = succeeded(launch("compare", "--a", one, "--b", wide, "--json"))
+    other = as_json("compare", "--a", one, "--b", wide)
     linear = next(row for row in other["operators"] if row["family"] == "matmul")
     assert linear["rms"] > 0 and linear["same_inputs"] < linear["calls"]  # what differs is handed on
     refused(64, "compare", "--a", one, "--b", two, "--out", tmp_path / "profiles", says="nothing is made again")

@@ -250,8 +250,9 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   const int64_t jobs = options.pace.job_count();
   const bool on_ray = options.pace.on_ray();
   if (on_ray) refuse_gpus_on_ray(globals.device);
-  if (options.again && !options.merge.empty()) throw UsageError("--merge takes trials, --again runs some; one of them");
-  if (options.pilot && !options.merge.empty()) throw UsageError("--merge takes trials, --pilot runs some; one of them");
+  if (!options.merge.empty() && (options.pilot || options.again))
+    throw UsageError(
+        fmt::format("--merge takes trials, --{} runs some; one of them", options.pilot ? "pilot" : "again"));
   const std::string hash = json_hash({experiment_identity(recipe, given.dtype), model.model});
   const fs::path folder = !options.folder.empty() ? fs::path(options.folder)
                                                   : out / fmt::format("{}-{}-{}", recipe_file.stem().string(),
@@ -272,7 +273,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
     for (const std::string& other : options.merge) merged += experiment.merge(other, "--merge " + other);
     adopted.keep();
-    if (options.again && !options.worker) (void)experiment.try_again(part);
+    if (options.again && !options.worker) experiment.try_again(part);
     if (options.worker) {
       experiment.run(loaded, part, {});
       if (!options.folder.empty()) offer_run(folder);

@@ -28,18 +28,20 @@ struct Sink {
   }
 };
 
-bool accused(const Sink& sink, const at::Tensor& result) {
+bool accused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& result) {
   static const c10::OperatorHandle op =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_scaled_dot_product_flash_attention_for_cpu", "");
   RecordedCall call;
   call.name = "aten::_scaled_dot_product_flash_attention_for_cpu", call.op = op;
-  call.arguments = {sink.query, sink.key, sink.value, 0.0, false, c10::IValue(), c10::IValue()};
-  call.results = {result.to(at::kHalf)};
+  call.arguments = {query, key, value, 0.0, false, c10::IValue(), c10::IValue()};
+  call.results = {result.to(query.scalar_type())};
   std::vector<Observation> observations;
   EXPECT_EQ(Recomputation().check(call, observations), Checked::kYes);
   EXPECT_EQ(observations.size(), 1u);
   return judge(observations.at(0)).has_value();
 }
+
+bool accused(const Sink& sink, const at::Tensor& result) { return accused(sink.query, sink.key, sink.value, result); }
 
 TEST(Recomputation, ChancesThatAreSubnormalInHalfPrecisionAreNoFault) {
   at::manual_seed(1);
@@ -66,18 +68,9 @@ TEST(Recomputation, HeadsThatShareAKeyHeadAreEachComparedWithIt) {
                    value = at::randn({1, 2, 3, kHeadSize}, at::kBFloat16);
   const at::Tensor right = at::scaled_dot_product_attention(
       query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble), {}, 0.0, false, {}, /*enable_gqa=*/true);
-  const auto is_accused = [&](const at::Tensor& result) {
-    RecordedCall call;
-    call.name = "aten::_scaled_dot_product_flash_attention";
-    call.op = c10::Dispatcher::singleton().findSchemaOrThrow(call.name.c_str(), "");
-    call.arguments = {query, key, value, 0.0, false, false, c10::IValue()};
-    call.results = {result.to(at::kBFloat16)};
-    std::vector<Observation> observations;
-    EXPECT_EQ(Recomputation().check(call, observations), Checked::kYes);
-    return judge(observations.at(0)).has_value();
-  };
-  EXPECT_FALSE(is_accused(right));
-  EXPECT_TRUE(is_accused(right.index_select(1, at::tensor({0, 2, 1, 3}, at::kLong))));  // as if heads took turns
+  EXPECT_FALSE(accused(query, key, value, right));
+  EXPECT_TRUE(accused(query, key, value,
+                      right.index_select(1, at::tensor({0, 2, 1, 3}, at::kLong))));  // as if heads took turns
 }
 
 }  // namespace

@@ -169,9 +169,8 @@ std::vector<TrialKey> Experiment::pending(const CampaignPart& part) const {
   return left;
 }
 
-int64_t Experiment::try_again(const CampaignPart& part) {
-  if (!fs::exists(folder_ / "campaign.sqlite")) return 0;
-  return CampaignStore(folder_ / "campaign.sqlite").set_errors_aside(keys(part));
+void Experiment::try_again(const CampaignPart& part) {
+  CampaignStore(folder_ / "campaign.sqlite").set_errors_aside(keys(part));
 }
 
 SameStart Experiment::starts_of(CampaignStore& store, const std::set<uint64_t>& seeds) const {

@@ -45,8 +45,8 @@ class Experiment {
 
   std::vector<TrialKey> keys(const CampaignPart& part) const;     // all of that part
   std::vector<TrialKey> pending(const CampaignPart& part) const;  // not in the store
-  // Trials of that part without proof are missing again; the store keeps what they were. Returns how many.
-  int64_t try_again(const CampaignPart& part);
+  // Trials of that part without proof are missing again; the store keeps what they were.
+  void try_again(const CampaignPart& part);
   // Runs what is missing and free. Returns the number of trials it ran.
   int64_t run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress);
 

@@ -36,23 +36,20 @@ struct Projected {
 
 Projected project(const Attention& attention, const at::Tensor& x, const Sight& sight) {
   const int64_t query = attention.heads * attention.head_size, key = attention.kv_heads * attention.head_size;
-  at::Tensor qkv = attention.qkv(x);
+  const bool normed = attention.query_norm.weight.defined();
   const auto rotated = [&](const at::Tensor& states, int64_t heads) {
     return ops::rotary(states, sight.positions, sight.rotary->cos, sight.rotary->sin, heads);
   };
-  if (!attention.query_norm.weight.defined()) {
-    // Not narrow() three times: the gradient of a split is one tensor, that of each piece a tensor of zeros to be
-    // added.
-    const std::vector<at::Tensor> parts =
-        rotated(qkv, attention.heads + attention.kv_heads).split_with_sizes({query, key, key}, 1);
-    return {parts[0], parts[1], parts[2]};
-  }
-  const auto normed = [&](int64_t first, int64_t size, int64_t heads, const Norm& norm) {
-    const at::Tensor states = qkv.narrow(1, first, size).reshape({-1, heads, attention.head_size});
-    return rotated(norm(states).reshape({-1, size}), heads);
+  at::Tensor qkv = attention.qkv(x);
+  if (!normed) qkv = rotated(qkv, attention.heads + attention.kv_heads);
+  // Not narrow() three times: the gradient of a split is one tensor, that of each piece a tensor of zeros to be added.
+  const std::vector<at::Tensor> parts = qkv.split_with_sizes({query, key, key}, 1);
+  if (!normed) return {parts[0], parts[1], parts[2]};
+  const auto normed_and_rotated = [&](const at::Tensor& states, int64_t heads, const Norm& norm) {
+    return rotated(norm(states.reshape({-1, heads, attention.head_size})).reshape({-1, states.size(1)}), heads);
   };
-  return {normed(0, query, attention.heads, attention.query_norm),
-          normed(query, key, attention.kv_heads, attention.key_norm), qkv.narrow(1, query + key, key)};
+  return {normed_and_rotated(parts[0], attention.heads, attention.query_norm),
+          normed_and_rotated(parts[1], attention.kv_heads, attention.key_norm), parts[2]};
 }
 
 // Note [Attention on Arm]: there torch's attention for bf16 multiplies element by element (oneDNN's reference), several

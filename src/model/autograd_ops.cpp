@@ -86,12 +86,13 @@ struct Rotary : torch::autograd::Function<Rotary> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &positions = saved[0], &cos = saved[1], &sin = saved[2];
-    const int64_t heads = context->saved_data["heads"].toInt();
-    if (positions.size(0) >= cos.size(0)) return {rotary(grads[0], positions, cos, sin.neg(), heads), {}, {}, {}, {}};
-    const at::Tensor used = positions.clamp(0, cos.size(0) - 1);  // of a long table only the rows in use are negated
-    const at::Tensor own = at::arange(positions.size(0), positions.options());
-    return {rotary(grads[0], own, cos.index_select(0, used), sin.index_select(0, used).neg(), heads), {}, {}, {}, {}};
+    at::Tensor positions = saved[0], cos = saved[1], sin = saved[2];
+    if (positions.size(0) < cos.size(0)) {  // of a long table only the rows in use are negated
+      const at::Tensor used = positions.clamp(0, cos.size(0) - 1);
+      cos = cos.index_select(0, used), sin = sin.index_select(0, used);
+      positions = at::arange(positions.size(0), positions.options());
+    }
+    return {rotary(grads[0], positions, cos, sin.neg(), context->saved_data["heads"].toInt()), {}, {}, {}, {}};
   }
 };
 
