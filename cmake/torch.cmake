@@ -15,6 +15,14 @@ string(REPLACE "\n" ";" torch_answer "${torch_answer}")
 list(GET torch_answer 0 TORCH_ROOT)
 list(GET torch_answer 1 TORCH_VERSION)
 
+if(NOT CMAKE_CROSSCOMPILING)
+  try_run(shared_runtime runtime_probe_compiled ${CMAKE_BINARY_DIR}/runtime_probe ${CMAKE_SOURCE_DIR}/cmake/runtime_probe.cpp)
+  if(NOT shared_runtime EQUAL 0)
+    message(FATAL_ERROR "programs of ${CMAKE_CXX_COMPILER} do not use the shared libstdc++, as torch does, and would abort with it: "
+                        "choose another compiler, as in CXX=/usr/bin/g++, or leave out -static-libstdc++")
+  endif()
+endif()
+
 add_library(torch INTERFACE IMPORTED)
 target_include_directories(torch SYSTEM INTERFACE ${TORCH_ROOT}/include ${TORCH_ROOT}/include/torch/csrc/api/include)
 target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_ROOT}/lib/libc10.so)

@@ -172,7 +172,22 @@ def test_a_second_copy_of_the_library_is_refused(tmp_path):
     assert done.returncode != 0 and "another copy of the library is loaded in this process already" in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake: nothing is built on this machine")
+def configure(folder, *definitions, env=()):
+    """-> cmake's end, and its complaints on one line."""
+    done = subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", folder, f"-DFAULTLINE_PYTHON={sys.executable}", "-DCMAKE_BUILD_TYPE=Release", *definitions], env={**os.environ, **dict(env)}, capture_output=True, text=True)
+    return done, " ".join(done.stderr.split())
+
+
+needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake: nothing is built on this machine")
+
+
+@needs_cmake
+def test_a_compiler_whose_programs_have_a_c_plus_plus_library_of_their_own_is_refused(tmp_path):
+    done, said = configure(tmp_path / "build", "-DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++")
+    assert done.returncode != 0 and "do not use the shared libstdc++, as torch does, and would abort with it: choose another compiler, as in CXX=/usr/bin/g++" in said, said
+
+
+@needs_cmake
 @pytest.mark.parametrize("version, has_interface", [("1.13.1", False), ("2.12.0", True)])
 def test_a_torch_that_nobody_has_tried_is_tried_and_refused_where_it_does_not_serve(tmp_path, version, has_interface):
     """A torch in name: its version, and the headers of the real one or empty ones."""
@@ -188,8 +203,7 @@ def test_a_torch_that_nobody_has_tried_is_tried_and_refused_where_it_does_not_se
         for header in ("ATen/core/dispatch/Dispatcher.h", "torch/library.h"):
             (fake / "include" / header).parent.mkdir(parents=True)
             write(fake / "include", header, "")
-    done = subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path / "build", f"-DFAULTLINE_PYTHON={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
-    said = " ".join(done.stderr.split())
+    done, said = configure(tmp_path / "build", env={"PYTHONPATH": str(tmp_path)})
     if has_interface:
         assert done.returncode == 0 and f"torch {version}: faultline is tested with 2.11 and 2.13; this one is tried" in said, said
     else:

@@ -36,11 +36,12 @@ def table(head, rows):
 
 
 def arms_table(analysis):
+    faulty = "/val-faulty/" in analysis["endpoint"]  # else the endpoint is the clean accuracy itself
     rows = [
         [
             row["arm"],
             str(row["endpoint"]["n"]) if row["endpoint"] else "0",
-            mean(row["endpoint"]),
+            *([mean(row["endpoint"])] if faulty else []),
             mean(row["clean"]),
             mean(row["gain"]),
             difference(row.get("against_control", {})),
@@ -50,7 +51,7 @@ def arms_table(analysis):
         ]
         for row in analysis["arms"]
     ]
-    head = ["arm", "seeds", "under the fault, %", "clean, %", "gain over the start", f"against {analysis['control']}, 95 %", "died/unproven", "roughness", "s a step"]
+    head = ["arm", "seeds", *(["under the fault, %"] if faulty else []), "clean, %", "gain over the start", f"against {analysis['control']}, 95 %", "died/unproven", "roughness", "s a step"]
     return table(head, rows)
 
 
@@ -58,9 +59,10 @@ def contrasts_table(analysis):
     rows = []
     for one in analysis["contrasts"]:
         tested = "p" in one
+        arms = f"{one['arm']} − {one['against']}"
         rows.append(
             [
-                f"{one['name']} ({one['arm']} − {one['against']})",
+                arms if one["name"] == arms.replace("−", "-") else f"{one['name']} ({arms})",
                 str(one["pairs"]),
                 difference(one),
                 f"{one['p']:.3g}" if tested else "",

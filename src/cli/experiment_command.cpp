@@ -261,7 +261,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   Experiment experiment(recipe, given.dtype, folder);
   const CampaignPart part = part_of(options, experiment.spec());
   if (options.pilot) check_pilot(experiment.spec(), folder);
-  if (options.dry_run) return show_dry_run(experiment, part, open_model(model, globals), globals);
+  if (options.dry_run) return show_dry_run(experiment, part, options.again, open_model(model, globals), globals);
   int64_t merged = 0;
   {
     LoadedModel loaded = open_model(model, globals);

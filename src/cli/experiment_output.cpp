@@ -147,7 +147,7 @@ void show_analysis(const Json& analysis, const std::string& folder, int64_t left
   print(fmt::format("record: {}\n", folder));
 }
 
-ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, LoadedModel loaded,
+ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, bool again, LoadedModel loaded,
                       const Globals& globals) {
   OrderedJson arms = OrderedJson::object();
   Json prediction;
@@ -158,7 +158,8 @@ ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, Lo
     if (!prediction.is_null() || reads_verdict(recipe)) continue;
     prediction = TrainingRun(loaded, read_training(recipe, rules_of(recipe))).prediction();
   }
-  const auto trials = std::ssize(experiment.keys(part)), left = std::ssize(experiment.pending(part));
+  const int64_t trials = std::ssize(experiment.keys(part)),
+                left = std::ssize(experiment.pending(part)) + (again ? experiment.unproven(part) : 0);
   const double seconds = prediction.is_null() ? 0 : static_cast<double>(left) * prediction["seconds"].get<double>();
   if (globals.json) {
     print_json({{"command", "run"},

@@ -6,7 +6,7 @@
 
 namespace faultline::cli {
 
-ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, LoadedModel loaded,
+ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, bool again, LoadedModel loaded,
                       const Globals& globals);
 void show_design(const Json& design, const std::string& folder, const Globals& globals);
 void show_left(int64_t left, const std::string& folder, const Globals& globals);

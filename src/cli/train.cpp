@@ -140,7 +140,7 @@ struct StepCosts {  // of the GRPO steps
             {"peak_memory_gib", memory}};
   }
   std::string text() const {
-    const std::string peak = fmt::format("peak memory {:.2f} GiB", memory);
+    std::string peak = fmt::format("peak memory {:.2f} GiB", memory);
     if (seconds.empty()) return peak;
     return fmt::format("a GRPO step: {:.3f} s (median of {}), {:.1f} tokens a response; {}", median_of(seconds),
                        seconds.size(), mean_of(tokens), peak);

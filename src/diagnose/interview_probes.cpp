@@ -40,7 +40,8 @@ void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
   const PlaceId place = place_id(layer);
   const int64_t length = x.size(1);
   const auto rows = [&](const at::Tensor& given) {
-    layer_rows_ += static_cast<double>(given.numel() / given.size(-1));
+    const int64_t count = given.numel() / given.size(-1);
+    layer_rows_ += static_cast<double>(count);
   };
   const PlanPause pause;
   if (const at::Tensor wanted = infinity_rows(x.size(2), dtype_, options_.seed); wanted.defined()) {

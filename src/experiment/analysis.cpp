@@ -20,7 +20,7 @@ constexpr double kTrendAlarm = 0.01;  // healthy experiments of five seeds and m
 using BySeed = std::map<int64_t, double>;
 
 struct ArmData {
-  std::vector<Trial> trials;
+  std::vector<Trial> trials;  // with proof, those that died among them
   BySeed endpoint, clean, start, gain;  // start: clean accuracy before GRPO; gain: what GRPO added to it
   std::map<std::string, BySeed> under;  // by label
   std::vector<double> roughness, seconds, noise_seconds;
@@ -63,11 +63,11 @@ void gather_trial(const Trial& trial, const std::string& endpoint, ArmData& data
 
 ArmData gather(CampaignStore& store, const Arm& arm, const std::string& endpoint) {
   ArmData data;
-  data.trials = store.trials(arm.name);
-  for (const Trial& trial : data.trials) {
+  for (Trial& trial : store.trials(arm.name)) {
     data.died += trial.status == TrialStatus::kFail;
     data.unproven += trial.status == TrialStatus::kError;
     if (trial.status == TrialStatus::kPass) gather_trial(trial, endpoint, data);
+    if (trial.status != TrialStatus::kError) data.trials.push_back(std::move(trial));
   }
   for (int64_t number = 1; store.count(earlier_attempt(arm.name, number)) > 0; ++number)
     for (const Trial& trial : store.trials(earlier_attempt(arm.name, number)))
@@ -127,7 +127,7 @@ Json mean_curve(const std::vector<Trial>& trials, const char* name) {
   return means;
 }
 
-// How many of the trials came to their end, and at which step the others did not.
+// How many of the trials with proof came to their end, and at which step the others did not.
 Json survival_json(const ArmData& data) {
   const auto trials = static_cast<int64_t>(data.trials.size()), alive = trials - data.died;
   Json json = {{"trials", trials}, {"survived", alive}};
@@ -202,7 +202,7 @@ void adjust(std::vector<Json*> tested) {
 
 Json row_json(const Arm& arm, const ArmData& one, const ArmData* control) {
   Json row = {{"arm", arm.name},
-              {"trials", one.trials.size()},
+              {"trials", std::ssize(one.trials) + one.unproven},
               {"died", one.died},
               {"evidence_missing", one.unproven},
               {"survival", survival_json(one)},

@@ -73,7 +73,7 @@ TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
   Trial died = trial_of("arm", 2, 0.0);
   died.status = TrialStatus::kFail;
   folder.add(died);
-  Trial unproven = trial_of("arm", 3, 0.9);
+  Trial unproven = trial_of("arm", 3, 0.9, {9.0, 9.0, 9.0});
   unproven.status = TrialStatus::kError;
   folder.add(unproven);
   const Json analysis = analyse(spec_of({"control", "arm"}, {{"c", "arm", "control"}}), folder.directory.path());
@@ -82,7 +82,10 @@ TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
   EXPECT_EQ(row["died"], 1);
   EXPECT_EQ(row["evidence_missing"], 1);
   EXPECT_NEAR(row["endpoint"]["mean"].get<double>(), 0.65, 1e-12);
-  EXPECT_EQ(row["survival"]["survived"], 3);
+  EXPECT_EQ(row["trials"], 4);
+  EXPECT_EQ(row["survival"]["survived"], 2);
+  EXPECT_EQ(row["survival"]["trials"], 3) << "nobody knows what the one without proof survived";
+  EXPECT_NEAR(row["curves"]["loss"][0].get<double>(), 0.1, 1e-12);
   EXPECT_EQ(row["survival"]["steps_of_death"][0], 4) << "three steps were done";
 }
 

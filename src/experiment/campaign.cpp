@@ -169,6 +169,16 @@ std::vector<TrialKey> Experiment::pending(const CampaignPart& part) const {
   return left;
 }
 
+int64_t Experiment::unproven(const CampaignPart& part) const {
+  if (!fs::exists(folder_ / "campaign.sqlite")) return 0;
+  const std::vector<TrialKey> asked = keys(part);
+  int64_t count = 0;
+  CampaignStore(folder_ / "campaign.sqlite").for_each([&](Trial&& trial) {
+    count += trial.status == TrialStatus::kError && std::find(asked.begin(), asked.end(), trial.key) != asked.end();
+  });
+  return count;
+}
+
 void Experiment::try_again(const CampaignPart& part) {
   CampaignStore(folder_ / "campaign.sqlite").set_errors_aside(keys(part));
 }

@@ -45,6 +45,7 @@ class Experiment {
 
   std::vector<TrialKey> keys(const CampaignPart& part) const;     // all of that part
   std::vector<TrialKey> pending(const CampaignPart& part) const;  // not in the store
+  int64_t unproven(const CampaignPart& part) const;               // in the store without proof
   // Trials of that part without proof are missing again; the store keeps what they were.
   void try_again(const CampaignPart& part);
   // Runs what is missing and free. Returns the number of trials it ran.
