@@ -71,7 +71,7 @@ def parts(venv, short):
                [suite("build-asan", *only(["convert_test.py"] if short else PROGRAM_SUITES))])  # fmt: skip
     yield Part("crash", "long commands, disturbed and resumed", [suite("build", "--only", "crash_test")], {"FAULTLINE_KILLS": amount("FAULTLINE_KILLS", 200, 5)})
     yield Part("gpu", "CUDA kernels under compute-sanitizer's memcheck and racecheck", [[*memcheck, "--tool", tool, *test] for tool in ("memcheck", "racecheck") for test in on_gpu],
-               {"PYTHONPATH": "python:tests", "FAULTLINE_BUILD": "build"}, missing=gpu)  # fmt: skip
+               {"PYTHONPATH": "python:tests", "FAULTLINE_BUILD": "build", "FAULTLINE_SHORT": "1"}, missing=gpu)  # fmt: skip
     yield Part("tidy", "clang-tidy on every source file", [suite("build", "--only", "clang-tidy", "--tidy", " ".join(sources[:1] if short else sources))])
     yield Part("mutation", "small breakages of the source, each caught by a test", [[python, "tests/mutate.py", "--json", "build/mutation.json", *(["--only", "0"] if short else [])]])
     yield Part("fuzz", "every parser under libFuzzer", [["./dev", "fuzz"]], {"FUZZ_MINUTES": amount("FUZZ_MINUTES", 30, 0.01)}, missing=clang)

@@ -20,7 +20,7 @@ constexpr double kTrendAlarm = 0.01;  // healthy experiments of five seeds and m
 using BySeed = std::map<int64_t, double>;
 
 struct ArmData {
-  std::vector<Trial> trials;  // with proof, those that died among them
+  std::vector<Trial> trials;            // with proof, those that died among them
   BySeed endpoint, clean, start, gain;  // start: clean accuracy before GRPO; gain: what GRPO added to it
   std::map<std::string, BySeed> under;  // by label
   std::vector<double> roughness, seconds, noise_seconds;
