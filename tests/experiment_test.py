@@ -342,7 +342,7 @@ def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_p
     same = run(file, tmp_path / "runs", *task, "--dtype", "fp32")
     assert same.returncode == 3 and set(trials(record)) == set(kept)
     for words, left in (([], 0), (["--again"], 1)):
-        asked = run(file, tmp_path / "runs", f"model={tmp_path / 'runs/.small-model'}", *task, "--dtype", "fp32", "--dry-run", *words)
+        asked = run(file, tmp_path / "runs", *task, "--dtype", "fp32", "--dry-run", *words)
         assert (answer := succeeded(asked))["left"] == left and answer["record"] == str(record)
     again = run(file, tmp_path / "runs", *task, "--dtype", "fp32", "--again", "--jobs", "2")
     assert again.returncode == 3, again.stderr

@@ -56,19 +56,22 @@ struct Workshop {  // of the small model, where nothing is to be written into th
   }
 };
 
-// Scale tiny has a model of its own; scale paper has none and must be given one.
-void choose_model(Node& recipe, const ExperimentOptions& options, const fs::path& out, Workshop& workshop) {
+// Scale tiny has a model of its own; scale paper has none and must be given one. -> the path that names the experiment:
+// in a dry run the small model lies elsewhere than in the run.
+std::string choose_model(Node& recipe, const ExperimentOptions& options, const fs::path& out, Workshop& workshop) {
   const bool unnamed = recipe.at("model").as_string() == "default";
   if (options.scale == "paper" && unnamed)
     throw UsageError("--scale paper: give a model, as in model=/path/to/Qwen2.5-1.5B-Instruct");
-  if (options.scale != "tiny" || !unnamed) return;
-  fs::path folder = out / ".small-model";
+  if (options.scale != "tiny" || !unnamed) return recipe.at("model").as_string();
+  const fs::path lasting = out / ".small-model";
+  fs::path folder = lasting;
   if (options.dry_run) {
     workshop.path = fs::temp_directory_path() / fmt::format("faultline-small-model-{}", ::getpid());
     folder = workshop.path / "model";
   }
   fs::create_directories(folder.parent_path());
   recipe.set("model", make_small_model(folder).string());
+  return lasting.string();
 }
 
 OrderedJson diagnose(LoadedModel& loaded, const std::string& method, uint64_t seed) {
@@ -244,7 +247,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
                                 const fs::path& out, const Globals& globals) {
   Workshop workshop;
   Node recipe = load_scaled(recipe_file, options.scale, overrides);
-  choose_model(recipe, options, out, workshop);
+  const std::string named = choose_model(recipe, options, out, workshop);
   ModelOptions model = given;
   model.model = recipe.at("model").as_string();
   const int64_t jobs = options.pace.job_count();
@@ -253,7 +256,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   if (!options.merge.empty() && (options.pilot || options.again))
     throw UsageError(
         fmt::format("--merge takes trials, --{} runs some; one of them", options.pilot ? "pilot" : "again"));
-  const std::string hash = json_hash({experiment_identity(recipe, given.dtype), model.model});
+  const std::string hash = json_hash({experiment_identity(recipe, given.dtype), named});
   const fs::path folder = !options.folder.empty() ? fs::path(options.folder)
                                                   : out / fmt::format("{}-{}-{}", recipe_file.stem().string(),
                                                                       options.scale, hash.substr(0, 8));
