@@ -131,8 +131,10 @@ bool read_parts(std::string_view rest, std::vector<Part>& parts) {
     if (minus_after) rest.remove_prefix(std::min(rest.find_first_not_of(kBlank), rest.size()));
     opens_line = !minus_after && kind != '{' && rest.starts_with('\n');
     if (opens_line) rest.remove_prefix(1);
-    if (kind == '%') parts.push_back({true, std::move(lexemes)});
-    if (kind == '{') append_printed(parts, std::move(lexemes));
+    if (kind == '%')
+      parts.push_back({true, std::move(lexemes)});
+    else if (kind == '{')
+      append_printed(parts, std::move(lexemes));
   }
   return true;
 }

@@ -67,9 +67,9 @@ Token& VocabularyBuilder::slot(const std::string& place, int64_t id) {
 void VocabularyBuilder::add_token(const std::string& place, const std::string& written, int64_t id) {
   Token& token = slot(place, id);
   if (token.kind != Token::Kind::kNone) refuse(place, fmt::format("the id {} is given to two tokens", id));
-  auto bytes = bytes_from_alphabet(written);
+  const auto bytes = bytes_from_alphabet(written);
   token.kind = bytes && !bytes->empty() ? Token::Kind::kBytes : Token::Kind::kText;
-  token.bytes = bytes ? std::move(*bytes) : written;
+  token.bytes = bytes ? *bytes : written;
   if (!ids_.emplace(written, static_cast<int32_t>(id)).second)
     refuse(place, fmt::format("the token {} has two ids", describe_text(written)));
 }
