@@ -185,6 +185,8 @@ needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake
 def test_a_compiler_whose_programs_have_a_c_plus_plus_library_of_their_own_is_refused(tmp_path):
     done, said = configure(tmp_path / "build", "-DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++")
     assert done.returncode != 0 and "do not use the shared libstdc++, as torch does, and would abort with it: choose another compiler, as in CXX=/usr/bin/g++" in said, said
+    done, said = configure(tmp_path / "build", "-DCMAKE_EXE_LINKER_FLAGS=")
+    assert done.returncode == 0, said
 
 
 @needs_cmake
