@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -337,6 +338,7 @@ def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_p
     assert done.returncode == 3 and "arm 'noisy': the evidence of 1 trials is missing" in done.stderr, done.stderr
     record = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("small-tiny"))
     kept = trials(record)
+    before = shutil.copytree(record, tmp_path / "before")
     assert kept["clean", 0][0] == "pass" and kept["noisy", 0][0] == "error"
     assert "below four fifths" in kept["noisy", 0][1]["complaints"][0]
     same = run(file, tmp_path / "runs", *task, "--dtype", "fp32")
@@ -352,6 +354,12 @@ def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_p
     analysis = json.loads((record / "analysis.json").read_text())
     row = next(row for row in analysis["arms"] if row["arm"] == "noisy")
     assert row["earlier_attempts"] == kept["noisy", 0][1]["complaints"] and row["evidence_missing"] == 1
+    after = record.rename(tmp_path / "after")
+    before.rename(record)
+    for taken in (1, 0):
+        merged = run(file, tmp_path / "runs", *task, "--dtype", "fp32", "--merge", after)
+        assert merged.returncode == 3 and json.loads(merged.stdout)["merged"] == taken, merged.stderr
+        assert trials(record) == tried, "a later attempt takes the place of the one that it repeats"
     both = launch("run", file, "--scale", "tiny", "--again", "--merge", record)
     assert both.returncode == 64 and "one of them" in both.stderr
 

@@ -51,6 +51,19 @@ void copy_run(const fs::path& from, const fs::path& to) {
   }
 }
 
+// Our trials that ended in an error and that the other store set aside for another attempt.
+std::vector<TrialKey> tried_again(CampaignStore& ours, CampaignStore& theirs) {
+  std::vector<TrialKey> keys;
+  theirs.for_each([&](Trial&& trial) {
+    const std::string cell(attempted_cell(trial.key.cell));
+    if (cell == trial.key.cell) return;
+    for (const Trial& mine : ours.trials(cell))
+      if (mine.key.index == trial.key.index && mine.started == trial.started && mine.finished == trial.finished)
+        keys.push_back(mine.key);
+  });
+  return keys;
+}
+
 }  // namespace
 
 std::string pilot_cell(const std::string& arm) { return std::string(kPilotPrefix) + arm; }
@@ -248,20 +261,22 @@ int64_t Experiment::merge(const fs::path& other, const std::string& called) {
     refuse(fmt::format("its recipe differs, first at {}", first));
   }
   if (theirs.at("weights") != ours.at("weights")) refuse("its model has other weights");
-  CampaignStore store(folder_ / "campaign.sqlite");
+  CampaignStore store(folder_ / "campaign.sqlite"), their_store(other / "campaign.sqlite");
+  const std::vector<TrialKey> repeated = tried_again(store, their_store);
   std::vector<Trial> trials;  // that we do not have
   std::set<uint64_t> seeds;
-  CampaignStore(other / "campaign.sqlite").for_each([&](Trial&& trial) {
+  their_store.for_each([&](Trial&& trial) {
     if (trial.fingerprint != fingerprint_of(trial_recipe(trial.key)))
       refuse(fmt::format("trial {} of {} was run with another recipe, calibration or verdict", trial.key.index,
                          trial.key.cell));
-    if (store.is_there(trial.key)) return;
+    if (store.is_there(trial.key) && std::ranges::find(repeated, trial.key) == repeated.end()) return;
     seeds.insert(trial.seed);
     trials.push_back(std::move(trial));
   });
   SameStart starts = starts_of(store, seeds);
   for (const Trial& trial : trials)
     if (const std::string sentence = starts.note(trial, trial_recipe(trial.key)); !sentence.empty()) refuse(sentence);
+  store.set_errors_aside(repeated);
   int64_t taken = 0;
   for (const Trial& trial : trials) {
     const fs::path run = (fs::path("trials") / trial.outcome.at("run").get<std::string>()).lexically_normal();

@@ -42,7 +42,8 @@ MantissaEffect mantissa_effect(const Rule& rule, float strength, float x) {
   const bool noisy = rule.what.kind == FaultKind::kRelativeGaussian;
   const uint32_t first = noisy ? 1u : 0u, last = noisy ? 1u << 16 : 1u,
                  stride = noisy ? 4u : 1u;  // every fourth word, both signs
-  const double weight = 1.0 / ((last - first + stride - 1) / stride);
+  const uint32_t draws = (last - first + stride - 1) / stride;
+  const double weight = 1.0 / draws;
   for (uint32_t draw = first; draw < last; draw += stride) {
     const float e = noisy ? gaussian16(draw, kGaussian16) * strength : strength;
     const float y = fused_multiply_add(e, x, x);
