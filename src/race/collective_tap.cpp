@@ -36,7 +36,7 @@ class TappedWork : public Work {
       return;
     }
     future_ = future->then(
-        [after = after_](c10::ivalue::Future& done) {
+        [after = std::move(after_)](c10::ivalue::Future& done) {
           auto value = done.value();
           after();
           return value;
@@ -74,7 +74,7 @@ class TappedWork : public Work {
 
   Ref<Work> inner_;
   Ref<c10::ivalue::Future> future_;
-  std::function<void()> after_;
+  std::function<void()> after_;  // moved into future_ where there is one
   std::once_flag once_;
 };
 
