@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 
 #include "base/error.h"
 
@@ -49,10 +48,12 @@ void MappedFile::check_unchanged() const {
 }
 
 void MappedFile::forget(std::span<const std::byte> part) const {
-  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = (reinterpret_cast<std::uintptr_t>(part.data()) + page - 1) / page * page;
-  const auto end = reinterpret_cast<std::uintptr_t>(part.data() + part.size()) / page * page;
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);  // advice: may fail
+  if (part.empty()) return;
+  FL_ASSERT(part.data() >= bytes_.data() && part.data() + part.size() <= bytes_.data() + bytes_.size());
+  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = static_cast<std::size_t>(part.data() - bytes_.data());  // the mapping itself begins a page
+  const std::size_t begin = (first + page - 1) / page * page, end = (first + part.size()) / page * page;
+  if (begin < end) ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);  // may fail
 }
 
 }  // namespace faultline
