@@ -71,9 +71,9 @@ def parts(venv, short):
     on_gpu += [[*sanitized("racecheck", "diagnose", "--kernel-name", "kns=faultline"), "-k", "fp32"], sanitized("racecheck", "tap")]
     yield Part("suite", "every test, in the version of every day", [suite("build", *(only(["base_test"]) if short else []))])
     yield Part("asan", "every C++ test under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer",
-               [["./dev", "build", "asan"], suite("build-asan", "--cpp-only", *(only(["base_test"]) if short else []))])  # fmt: skip
+               [["./dev", "build", "asan", *(["faultline_program", "base_test"] if short else [])], suite("build-asan", "--cpp-only", *(only(["base_test"]) if short else []))])  # fmt: skip
     yield Part("tsan", "the threaded C++ tests under ThreadSanitizer",
-               [["./dev", "build", "tsan", "faultline_program", *THREADED], suite("build-tsan", "--cpp-only", *only(["base_test"] if short else THREADED))], {"OMP_NUM_THREADS": "1"})  # fmt: skip
+               [["./dev", "build", "tsan", "faultline_program", *(["base_test"] if short else THREADED)], suite("build-tsan", "--cpp-only", *only(["base_test"] if short else THREADED))], {"OMP_NUM_THREADS": "1"})  # fmt: skip
     yield Part("tsan-program", "race and triage, the program under ThreadSanitizer",
                [suite("build-tsan", *only(THREADED_SUITES[:1] if short else THREADED_SUITES))], {"OMP_NUM_THREADS": "1"})  # fmt: skip
     yield Part("asan-program", "the suites that start the program, under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer",

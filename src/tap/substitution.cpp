@@ -77,8 +77,8 @@ void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& 
       const at::Tensor argument = value.toTensor();
       if (!can_fault(argument)) continue;
       at::Tensor parameter = parameter_of_storage(argument);
-      std::optional<CastCopy> cast;
-      if (!parameter.defined() && (cast = cast_copy_of_storage(argument))) parameter = cast->parameter;
+      const std::optional<CastCopy> cast = parameter.defined() ? std::nullopt : cast_copy_of_storage(argument);
+      if (cast) parameter = cast->parameter;
       // A bias is a parameter too, but not a weight: formats and W4A16 mean matrices.
       if (weights && (!parameter.defined() || parameter.dim() < 2)) continue;
       if (inputs && parameter.defined()) continue;

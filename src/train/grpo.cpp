@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -49,7 +50,7 @@ void require_groups(const at::Tensor& rewards) {
 at::Tensor group_advantages(const at::Tensor& rewards, bool by_std) {
   require_groups(rewards);
   if (rewards.size(1) == 1) return by_std ? rewards / (1 + kStdEpsilon) : rewards.clone();
-  const at::Tensor centred = rewards - rewards.mean(1, /*keepdim=*/true);
+  at::Tensor centred = rewards - rewards.mean(1, /*keepdim=*/true);
   if (!by_std) return centred;
   const at::Tensor variance = centred.square().sum(1, /*keepdim=*/true) / static_cast<double>(rewards.size(1) - 1);
   return centred / (variance.sqrt() + kStdEpsilon);
@@ -152,7 +153,7 @@ Mismatch mismatch(const at::Tensor& actor, const at::Tensor& rollout, const at::
   result.k3 = (ratio - difference - 1).mean().item<double>();
   const at::Tensor sorted = std::get<0>(ratio.sort());
   const auto quantile = [&](double share) {  // nearest rank: a value that occurred
-    return sorted[static_cast<int64_t>(share * static_cast<double>(result.tokens - 1) + 0.5)].item<double>();
+    return sorted[std::llround(share * static_cast<double>(result.tokens - 1))].item<double>();
   };
   result.ratio_low = quantile(0.01), result.ratio_median = quantile(0.5), result.ratio_high = quantile(0.99);
   const double sum = ratio.sum().item<double>(), squares = ratio.square().sum().item<double>();

@@ -48,7 +48,7 @@ bool makes_nothing(const at::RecordFunction& function) {
 void look(const at::RecordFunction& function, at::ObserverContext*) {
   if (checking || makes_nothing(function)) return;
   checking = true;
-  const auto outputs = function.outputs();
+  const auto& outputs = function.outputs();
   if (std::any_of(outputs.begin(), outputs.end(), [](const c10::IValue& value) { return is_bad(value); })) {
     const Location location = locate();
     const Place& place = place_of(location.place);

@@ -93,7 +93,7 @@ arrow::Result<std::shared_ptr<arrow::Array>> read_column(parquet::arrow::FileRea
   if (table->num_columns() != 1 || table->num_rows() != rows || table->column(0)->num_chunks() > 1)
     return arrow::Status::Invalid(table->num_rows(), " values where the row group has ", rows);
   if (rows == 0) return nullptr;
-  const auto array = table->column(0)->chunk(0);
+  auto array = table->column(0)->chunk(0);
   ARROW_RETURN_NOT_OK(array->ValidateFull());
   return array;
 }
