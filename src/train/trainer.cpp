@@ -125,7 +125,7 @@ struct Trainer::State {
   bool validation_is_due() const;
   void validate(Json& metrics);
   void save(RunDirectory& directory);
-  void write_event(RunDirectory& directory, Json event);
+  void write_event(RunDirectory& directory, const Json& event);
   Json run(RunDirectory& directory);
 };
 
@@ -158,7 +158,7 @@ void Trainer::State::write_start(RunDirectory& directory) {
   } else if (spec.validate_first) {
     validate(event["metrics"]);
   }
-  if (spec.start || !event["metrics"].empty()) write_event(directory, std::move(event));
+  if (spec.start || !event["metrics"].empty()) write_event(directory, event);
 }
 
 void Trainer::State::resume(RunDirectory& directory) {
@@ -209,7 +209,7 @@ void Trainer::State::validate(Json& metrics) {
   metrics.update(last_validation);
 }
 
-void Trainer::State::write_event(RunDirectory& directory, Json event) {
+void Trainer::State::write_event(RunDirectory& directory, const Json& event) {
   directory.events().append(event);
   directory.events().flush_step();
   if (hooks.on_event) hooks.on_event(event);
