@@ -30,9 +30,9 @@ PROGRAM_SUITES = ["cli_test.py", "cli_apply_test.py", "cli_files_test.py", "cli_
                   "diagnose_test.py", "experiment_test.py", "train_kill_test.py", "report_test.py", "report_kinds_test.py", "model_hostile_test.py",
                   "reproduce_test.py", "security_test.py", "concurrency_test.py", "recipes_test.py"]  # fmt: skip
 THREADED_SUITES = ["race_test.py", "triage_test.py"]
-# racecheck, which looks at shared memory, is told to check our kernels alone, or it takes hours, and is not used where cuBLAS multiplies 16-bit matrices:
-# it breaks those kernels when it does not check them (docs/results/trust.md). What is left starts each of our kernels that has shared memory.
 GPU_PROGRAMS = {"numeric_test": "*Cuda*", "model_test": "Graph.*"}
+SANITIZER = ["compute-sanitizer", "--error-exitcode", "99", "--target-processes", "all", "--report-api-errors", "no", "--tool"]
+OUR_KERNELS = ["--kernel-name", "kns=faultline"]
 
 
 @dataclasses.dataclass
@@ -63,12 +63,14 @@ def parts(venv, short):
 
     def sanitized(tool, test, *words):
         program = [f"build/{test}", f"--gtest_filter={GPU_PROGRAMS[test]}"] if test in GPU_PROGRAMS else [python, "-m", "pytest", "-q", f"tests/{test}_cuda_test.py"]
-        return ["compute-sanitizer", "--error-exitcode", "99", "--target-processes", "all", "--report-api-errors", "no", "--tool", tool, *words, *program]
+        return [*SANITIZER, tool, *words, *program]
 
     on_gpu = [[python, "-m", "pytest", "-q", "tests/sanitizer_cuda_test.py"]]
     on_gpu += [sanitized("memcheck", test) for test in [*GPU_PROGRAMS, "sample", "tap", "model", "diagnose", "generate"]]  # race: delays are not seen
-    on_gpu += [sanitized("racecheck", test, "--kernel-name", "kns=faultline") for test in ("numeric_test", "sample", "model")]
-    on_gpu += [[*sanitized("racecheck", "diagnose", "--kernel-name", "kns=faultline"), "-k", "fp32"], sanitized("racecheck", "tap")]
+    # racecheck, which looks at shared memory, checks our kernels alone, or it takes hours, and is not used where cuBLAS multiplies 16-bit matrices: it breaks
+    # those kernels when it does not check them (docs/results/trust.md). What is left starts each of our kernels that has shared memory.
+    on_gpu += [sanitized("racecheck", test, *OUR_KERNELS) for test in ("numeric_test", "sample", "model")]
+    on_gpu += [[*sanitized("racecheck", "diagnose", *OUR_KERNELS), "-k", "fp32"], sanitized("racecheck", "tap")]
     yield Part("suite", "every test, in the version of every day", [suite("build", *(only(["base_test"]) if short else []))])
     yield Part("asan", "every C++ test under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer",
                [["./dev", "build", "asan", *(["faultline_program", "base_test"] if short else [])], suite("build-asan", "--cpp-only", *(only(["base_test"]) if short else []))])  # fmt: skip

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import torch
+from hard import OUR_KERNELS, SANITIZER
 from program import ROOT
 
 missing = [tool for tool in ("compute-sanitizer", "nvcc") if not shutil.which(tool)] if torch.cuda.is_available() else ["CUDA device"]
@@ -29,6 +30,5 @@ def control(tmp_path_factory):
     ],
 )
 def test_the_tool_finds_what_is_planted_and_only_where_it_looks(control, tool, mistake, ours, found):
-    words = ["--kernel-name", "kns=faultline"] if ours else []
-    done = subprocess.run(["compute-sanitizer", "--error-exitcode", "99", "--tool", tool, *words, control, mistake], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*SANITIZER, tool, *(OUR_KERNELS if ours else []), control, mistake], capture_output=True, text=True, timeout=120)
     assert done.returncode == (99 if found else 0), done.stdout + done.stderr
