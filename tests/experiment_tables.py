@@ -9,7 +9,6 @@ import pathlib
 import re
 import sys
 
-LEAST_LOSS = 0.05  # of the control: a share of less is noise
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
@@ -74,14 +73,8 @@ def contrasts_table(analysis):
 
 
 def under_table(analysis):
-    control = next((row.get("under", {}) for row in analysis["arms"] if row["arm"] == analysis["control"]), {})
-
-    def recovery(label, one):
-        lost = control.get(label, {}).get("degradation")
-        return mean(one["recovery"]) if lost and lost["mean"] >= LEAST_LOSS else ""
-
     rows = [
-        [label, row["arm"], mean(one["accuracy"]), mean(one["degradation"]), recovery(label, one), difference(one.get("against_control", {}))]
+        [label, row["arm"], mean(one["accuracy"]), mean(one["degradation"]), mean(one["recovery"]), difference(one.get("against_control", {}))]
         for row in analysis["arms"]
         for label, one in row.get("under", {}).items()
     ]

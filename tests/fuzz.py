@@ -1,12 +1,16 @@
 """Fuzzes every parser until each target has had its share of processor time, whoever else uses the machine: turns of
 `--turn` seconds, always for the target that has had least. What libFuzzer finds ends the run with 1 and the input that
-did it; the account (`--json`) is added to when the run is started again.
+did it; the account (`--json`) is added to when the run is started again. New inputs stay in the build folder and are
+begun with the next time; `--keep` takes as few of them as reach every edge they reach into tests/corpus.
 
     python tests/fuzz.py --build build-fuzz --minutes 30 --json fuzz.json
+    python tests/fuzz.py --build build-fuzz --only gguf_fuzz --only parquet_fuzz
+    python tests/fuzz.py --build build-fuzz --keep
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -16,16 +20,26 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def turn(target, corpus, seconds, artifacts):
-    """One turn of one target: processor seconds, executions, exit status and the end of its log."""
-    corpus.mkdir(parents=True, exist_ok=True)
+def turn(target, found, corpus, seconds, artifacts):
+    """One turn of one target: processor seconds, executions, exit status and the end of its log. New inputs go to `found`."""
     command = [target, f"-max_total_time={seconds}", "-max_len=4096", "-timeout=300", "-rss_limit_mb=2048", "-print_final_stats=1"]
-    process = subprocess.Popen([*command, f"-artifact_prefix={artifacts}/{target.name}-", corpus], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, f"-artifact_prefix={artifacts}/{target.name}-", found, corpus], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     log = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     executions = re.search(r"number_of_executed_units: *(\d+)", log)
     return usage.ru_utime + usage.ru_stime, int(executions[1]) if executions else 0, process.returncode, log[-4000:]
+
+
+def chosen_targets(build, only):
+    targets = {path.name: path for path in sorted(build.glob("*_fuzz"))}
+    if not targets:
+        sys.exit(f"no fuzz targets in {build}: run ./dev fuzz, which builds them")
+    if unknown := set(only) - set(targets):
+        sys.exit(f"no target {', '.join(sorted(unknown))}: there are {', '.join(targets)}")
+    if "parquet_fuzz" in targets and not (build / "libfaultline_parquet.so").exists():
+        sys.exit(f"{build} has no libfaultline_parquet.so: parquet files would be refused before they are read; run ./dev fuzz, which builds it")
+    return {name: path for name, path in targets.items() if not only or name in only}
 
 
 def main():
@@ -35,10 +49,17 @@ def main():
     parser.add_argument("--minutes", type=float, default=1, help="processor minutes of each target")
     parser.add_argument("--turn", type=int, default=30, help="seconds of a turn")
     parser.add_argument("--json", type=pathlib.Path, help="the account, continued if it exists")
+    parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="of all targets these")
+    parser.add_argument("--keep", action="store_true", help="fuzz nothing: take what earlier runs found into the corpora")
     options = parser.parse_args()
-    targets = {path.name: path for path in sorted(options.build.glob("*_fuzz"))}
-    if not targets:
-        sys.exit(f"no fuzz targets in {options.build}: run ./dev fuzz, which builds them")
+    targets = chosen_targets(options.build, options.only)
+    found, corpora = ({name: folder / name for name in targets} for folder in (options.build / "corpus", options.corpora))
+    for folder in (*found.values(), *corpora.values()):
+        folder.mkdir(parents=True, exist_ok=True)
+    if options.keep:
+        for name, target in targets.items():
+            subprocess.run([target, "-set_cover_merge=1", "-use_counters=0", corpora[name], found[name]], check=True, stderr=subprocess.DEVNULL)
+        return
     account = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     for name in targets:
         account.setdefault(name, {"cpu_minutes": 0, "executions": 0, "findings": 0})
@@ -47,7 +68,8 @@ def main():
         row = account[name]
         if row["cpu_minutes"] >= options.minutes:
             break
-        seconds, executions, status, log = turn(targets[name], options.corpora / name, options.turn, options.build)
+        due = min(options.turn, math.ceil(60 * (options.minutes - row["cpu_minutes"])))
+        seconds, executions, status, log = turn(targets[name], found[name], corpora[name], due, options.build)
         row["cpu_minutes"] = round(row["cpu_minutes"] + seconds / 60, 3)
         row["executions"] += executions
         row["findings"] += status != 0

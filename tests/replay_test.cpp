@@ -104,6 +104,14 @@ class Damage {
   uint64_t state_;
 };
 
+// Damaged copies of each target: a minute for all of them together, without a sanitizer.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kInputs = 6000;
+#else
+constexpr int kInputs = 300000;
+#endif
+constexpr int kParquetShare = 300;
+
 class Replay : public ::testing::TestWithParam<std::string> {
  protected:
   static void SetUpTestSuite() {
@@ -118,7 +126,8 @@ TEST_P(Replay, NoInputOfTheCorpusAndNoDamagedCopyIsAFinding) {
   ASSERT_FALSE(files.empty()) << "tests/corpus/" << target << " is empty: a target without a corpus is not replayed";
   for (const auto& [name, bytes] : files) feed(target, name, bytes);
   const char* wish = std::getenv("FAULTLINE_REPLAY_INPUTS");
-  const int inputs = target == "parquet_fuzz" ? 40 : wish != nullptr ? std::atoi(wish) : 1500;
+  const int wanted = wish != nullptr ? std::atoi(wish) : kInputs;
+  const int inputs = target == "parquet_fuzz" ? wanted / kParquetShare : wanted;  // a process for each
   for (int i = 0; i < inputs; ++i) {
     const auto number = static_cast<uint64_t>(i);
     const uint64_t seed = mix64(hash64(target), number);

@@ -16,6 +16,7 @@ namespace faultline {
 namespace {
 
 constexpr double kTrendAlarm = 0.01;  // healthy experiments of five seeds and more give it once in a hundred
+constexpr double kLeastLoss = 0.05;   // of the control under a fault: which share of less was won back is chance
 
 using BySeed = std::map<int64_t, double>;
 
@@ -141,35 +142,54 @@ Json survival_json(const ArmData& data) {
   return json;
 }
 
+// What a fault takes from the clean accuracy, seed by seed.
+BySeed loss_under(const ArmData& one, const BySeed& under) {
+  BySeed losses;
+  for (const auto& [seed, value] : under)
+    if (const auto clean = one.clean.find(seed); clean != one.clean.end()) losses[seed] = clean->second - value;
+  return losses;
+}
+
+// Which part of the control's loss an arm won back; nothing where there is next to nothing to win.
+Json recovery_json(const BySeed& arm, const BySeed& control, const BySeed& control_loss) {
+  if (control_loss.empty() || mean_of(values_of(control_loss)) < kLeastLoss) return nullptr;
+  std::vector<double> shares;
+  for (const auto& [seed, value] : arm)
+    if (const auto loss = control_loss.find(seed); loss != control_loss.end() && loss->second > 0)
+      shares.push_back((value - control.at(seed)) / loss->second);
+  return mean_json(shares);
+}
+
 // Under each fault: accuracy, what it costs this arm, and which part of the control's loss training won back.
 Json under_json(const ArmData& one, const ArmData* control) {
   Json json = Json::object();
   for (const auto& [label, by_seed] : one.under) {
-    std::vector<double> degradation, recovery;
-    for (const auto& [seed, value] : by_seed) {
-      if (const auto clean = one.clean.find(seed); clean != one.clean.end())
-        degradation.push_back(clean->second - value);
-      if (control == nullptr || control == &one || !control->under.contains(label)) continue;
-      const BySeed& theirs = control->under.at(label);
-      const auto base = theirs.find(seed), clean = control->clean.find(seed);
-      if (base != theirs.end() && clean != control->clean.end() && clean->second > base->second)
-        recovery.push_back((value - base->second) / (clean->second - base->second));
-    }
     json[label] = {{"accuracy", mean_json(values_of(by_seed))},
-                   {"degradation", mean_json(degradation)},
-                   {"recovery", mean_json(recovery)}};
-    if (control != nullptr && control != &one && control->under.contains(label))
-      json[label]["against_control"] = comparison(by_seed, control->under.at(label));
+                   {"degradation", mean_json(values_of(loss_under(one, by_seed)))},
+                   {"recovery", nullptr}};
+    if (control == nullptr || control == &one || !control->under.contains(label)) continue;
+    const BySeed& theirs = control->under.at(label);
+    json[label]["recovery"] = recovery_json(by_seed, theirs, loss_under(*control, theirs));
+    json[label]["against_control"] = comparison(by_seed, theirs);
   }
   return json;
 }
 
-// Seeds in which an arm lost exactly what the control did, step by step: an alarm, not a success (lesson 34).
+// Whether the arm has faults alone and they changed nothing: with that a trial has proof only where it was promised
+// (expect: invisible).
+bool promised_invisible(const Trial& trial) {
+  const Json counts = trial.evidence.value("/faults/counts"_json_pointer, Json::array());
+  return !counts.empty() && !trial.evidence.contains("aqn") &&
+         std::all_of(counts.begin(), counts.end(), [](const Json& count) { return count["changed"] == 0; });
+}
+
+// Seeds in which an arm lost exactly what the control did, step by step, and had not promised to: an alarm, not a
+// success (lesson 34).
 int64_t identical_seeds(const ArmData& one, const ArmData& control) {
   int64_t same = 0;
   for (const Trial& trial : one.trials)
     for (const Trial& other : control.trials) {
-      if (trial.key.index != other.key.index) continue;
+      if (trial.key.index != other.key.index || promised_invisible(trial)) continue;
       const Json &mine = trial.outcome["curves"]["loss"], &theirs = other.outcome["curves"]["loss"];
       const bool moved =
           std::any_of(mine.begin(), mine.end(), [](const Json& loss) { return loss.get<double>() != 0; });

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "base/error.h"
 #include "base/stats.h"
 #include "experiment/run_evidence.h"
@@ -122,6 +124,42 @@ TEST(Lesson34ByteIdenticalArms, RaiseAnAlarm) {
   EXPECT_EQ(row_of(analysis, "copied")["identical_seeds"], 1);
   EXPECT_EQ(row_of(analysis, "other")["identical_seeds"], 0);
   EXPECT_EQ(row_of(analysis, "idle")["identical_seeds"], 0);
+}
+
+TEST(Lesson34ByteIdenticalArms, RaiseNoneWhereTheArmPromisedToChangeNothing) {
+  Folder folder;
+  const auto with_counts = [&](const std::string& arm, int64_t changed, bool noise) {
+    Trial trial = trial_of(arm, 0, 0.5);
+    trial.evidence = {{"faults", {{"counts", {{{"phase", "rollout"}, {"changed", changed}}}}}}};
+    if (noise) trial.evidence["aqn"] = {{"changed", 1}};
+    folder.add(trial);
+  };
+  folder.add(trial_of("control", 0, 0.5));
+  with_counts("invisible", 0, false);
+  with_counts("without_effect", 5, false);
+  with_counts("noise_without_effect", 0, true);
+  const Json analysis =
+      analyse(spec_of({"control", "invisible", "without_effect", "noise_without_effect"}, {}), folder.directory.path());
+  EXPECT_EQ(row_of(analysis, "invisible")["identical_seeds"], 0);
+  EXPECT_EQ(row_of(analysis, "without_effect")["identical_seeds"], 1);
+  EXPECT_EQ(row_of(analysis, "noise_without_effect")["identical_seeds"], 1);
+}
+
+TEST(Analysis, SaysWhatWasWonBackOnlyWhereThereIsSomethingToWin) {
+  Folder folder;
+  for (int64_t seed = 0; seed < 3; ++seed)
+    for (const auto& [arm, strong, weak] : {std::tuple{"control", 0.2, 0.59}, std::tuple{"arm", 0.3, 0.40}}) {
+      Trial trial = trial_of(arm, seed, 0.5);  // clean: 0.6
+      trial.outcome["results"]["faultline/under/strong/acc"] = strong;
+      trial.outcome["results"]["faultline/under/weak/acc"] = weak;
+      folder.add(trial);
+    }
+  const Json analysis = analyse(spec_of({"control", "arm"}, {}), folder.directory.path());
+  const Json& under = row_of(analysis, "arm")["under"];
+  EXPECT_NEAR(under["strong"]["recovery"]["mean"].get<double>(), 0.25, 1e-12);
+  EXPECT_TRUE(under["weak"]["recovery"].is_null()) << "0.19 of 0.01 points is no share";
+  EXPECT_NEAR(under["weak"]["against_control"]["difference"].get<double>(), -0.19, 1e-12);
+  EXPECT_TRUE(row_of(analysis, "control")["under"]["strong"]["recovery"].is_null());
 }
 
 TEST(Analysis, SeesWhereSeedsBeginWithWhatTheOnesBeforeLearnt) {
