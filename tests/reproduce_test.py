@@ -1,4 +1,4 @@
-"""`faultline reproduce`: records of eval, run, train, race and triage are made again from themselves and are equal to the bit;
+"""`faultline reproduce`: records of eval, run, train, race, triage, experiments and campaigns are made again from themselves and are equal to the bit;
 a changed number is named; another model, another version, a damaged or unfinished record and a command that hides in a record
 are refused."""
 
@@ -6,6 +6,7 @@ import functools
 import json
 import pathlib
 import shutil
+import sqlite3
 
 import pytest
 
@@ -94,6 +95,66 @@ def test_a_triage_is_reproduced_trial_by_trial(tmp_path):
     equal(tmp_path / "matrix", tmp_path)
 
 
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    return recorded("run", ROOT / "recipes/experiments/deadzone-guided.yaml", "--scale", "tiny", "--arms", "none,guided", "--out", tmp_path_factory.mktemp("experiment"))
+
+
+def test_an_experiment_is_reproduced_with_its_calibration_its_trials_and_its_table(experiment, tmp_path):
+    whole = equal(experiment, tmp_path)
+    one = reproduce(experiment, tmp_path, "--arms", "guided", "--seeds", "1")[1]
+    assert one["equal"] and 20 < one["values"] < whole["values"] / 2, "a trial alone, without the table"
+    assert len(list((pathlib.Path(one["again"]) / "trials").iterdir())) == 1
+
+
+def test_a_changed_trial_of_an_experiment_is_named_and_others_are_refused(experiment, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy)
+    store = sqlite3.connect(copy / "campaign.sqlite")
+    outcome = json.loads(store.execute("SELECT outcome FROM trial WHERE cell = 'none' AND trial_index = 0").fetchone()[0])
+    outcome["results"]["val-core/arithmetic/acc/mean@1"] = 0.75
+    store.execute("UPDATE trial SET outcome = ? WHERE cell = 'none' AND trial_index = 0", [json.dumps(outcome)])
+    store.commit()
+    code, result = reproduce(copy, tmp_path)
+    assert code == 1 and [one["path"] for one in result["differences"]] == ["/trials/none/0/results/val-core/arithmetic/acc/mean@1"]
+    assert reproduce(copy, tmp_path, "--arms", "guided")[0] == 0
+    code, text = reproduce(copy, tmp_path, "--arms", "global")
+    assert code == 64 and "no trial of arm 'global'" in text
+    outcome["versions"]["torch"] = "1.0"
+    store.execute("UPDATE trial SET outcome = ? WHERE cell = 'none' AND trial_index = 0", [json.dumps(outcome)])
+    store.commit()
+    code, text = reproduce(copy, tmp_path)
+    assert code == 64 and 'torch: it was made with "1.0"' in text
+    assert reproduce(copy, tmp_path, "--seeds", "1")[0] == 0, "the others were made with this program"
+    del outcome["device"]
+    store.execute("UPDATE trial SET outcome = ? WHERE cell = 'none' AND trial_index = 0", [json.dumps(outcome)])
+    store.commit()
+    code, text = reproduce(copy, tmp_path, "--arms", "none", "--anyway")
+    assert code == 64 and "not a record as this program writes it" in text
+    (copy / "experiment.json").unlink()
+    code, text = reproduce(copy, tmp_path, "--seeds", "1")
+    assert code == 64 and "does not say how it was made" in text
+
+
+def test_a_campaign_of_diagnoses_is_reproduced_trial_by_trial(model, tmp_path):
+    store = tmp_path / "diagnosis.sqlite"
+    assert launch("diagnose", "--campaign", "smoke", "--method", "self", "--model", model, "--store", store, "--seed", "5", "--dtype", "fp32").returncode == 0
+    assert equal(store, tmp_path)["values"] > 50
+    beside = tmp_path / "diagnosis.sqlite.provenance.json"
+    assert json.loads(beside.read_text())["recipe"]["diagnose"]["methods"] == ["self"]
+    beside.unlink()
+    code, text = reproduce(store, tmp_path, "--anyway")
+    assert code == 64 and "does not say how it was made" in text
+    assert launch("diagnose", "--campaign", "smoke", "--method", "self", "--model", model, "--store", store, "--seed", "5", "--dtype", "fp32").returncode == 0
+    assert not beside.exists(), "who only goes on with a store does not say that he began it"
+
+
+def test_a_trial_alone_is_referred_to_its_experiment(experiment, tmp_path):
+    (trial,) = (experiment / "trials" / "none-0").glob("none-0-*")
+    code, text = reproduce(trial, tmp_path, "--anyway")
+    assert code == 64 and "--arms and --seeds" in text
+
+
 # --- what differs, and what is refused ----------------------------------------------------------------------------------
 def test_a_number_that_was_changed_is_named(tmp_path):
     record = tmp_path / "race.json"
@@ -106,6 +167,8 @@ def test_a_number_that_was_changed_is_named(tmp_path):
     assert [one["path"] for one in result["differences"]] == ["/iterations"]
     code, result = reproduce(record, tmp_path, "--tolerance", "0.5")
     assert code == 0 and result["within_tolerance"] == 1
+    code, text = reproduce(record, tmp_path, "--seeds", "0")
+    assert code == 64 and "it is none" in text
 
 
 def test_another_model_is_refused_unless_asked_for(model, tmp_path):

@@ -10,12 +10,14 @@
 #include "base/text.h"
 #include "cli/device.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "cli/ray_campaign.h"
 #include "cli/ray_options.h"
 #include "cli/temporary_folder.h"
 #include "diagnose/campaign_records.h"
 #include "diagnose/executor.h"
 #include "lab/weights_fingerprint.h"
+#include "record/document.h"
 
 namespace faultline::cli {
 namespace {
@@ -32,6 +34,24 @@ void show(const OrderedJson& summary, const CampaignOptions& options, const Glob
   }
   print(options.markdown ? summary_markdown(summary) : summary_text(summary));
   if (cluster != nullptr) print("\n" + lost_sentence(*cluster));
+}
+
+// Who began a store, and the recipe that makes its trials.
+Json campaign_provenance(const CampaignMachine& machine, const CampaignSpec& spec, const LoadedModel& loaded,
+                         const Globals& globals) {
+  Json provenance = provenance_json(globals, &loaded);
+  provenance["device"] = machine.device;
+  provenance["recipe"] = {{"model", machine.model},
+                          {"seed", spec.seed},
+                          {"diagnose",
+                           {{"campaign", spec.preset},
+                            {"methods", spec.methods},
+                            {"trials", spec.trials},
+                            {"healthy", spec.healthy},
+                            {"rare", spec.rare},
+                            {"fading", spec.fading},
+                            {"tokens", spec.tokens}}}};
+  return provenance;
 }
 
 }  // namespace
@@ -74,9 +94,16 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
   if (on_ray) refuse_gpus_on_ray(globals.device);
   CampaignRun run;
   run.time_limit = options.pace.seconds();
-  const CampaignMachine machine{model.model, model.dtype, globals.device, 0,
-                                weights_fingerprint(*open_model(model, globals).model)};
+  CampaignMachine machine{model.model, model.dtype, globals.device, 0, ""};
+  Json provenance;
+  {
+    const LoadedModel loaded = open_model(model, globals);
+    machine.weights = weights_fingerprint(*loaded.model);
+    provenance = campaign_provenance(machine, spec, loaded, globals);
+  }
+  const bool begins = !std::filesystem::exists(options.store);
   CampaignStore store(options.store);
+  if (begins) write_document(provenance_of_store(options.store), "provenance", provenance);
   const auto pending = std::ssize(pending_trials(spec, store));
   std::optional<TemporaryFolder> folder;
   if (on_ray) folder.emplace("campaign");

@@ -13,6 +13,7 @@
 #include "cli/experiment_output.h"
 #include "cli/experiment_workers.h"
 #include "cli/output.h"
+#include "cli/provenance.h"
 #include "cli/ray_experiment.h"
 #include "cli/ray_options.h"
 #include "cli/temporary_folder.h"
@@ -31,16 +32,6 @@ namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kDiagnosisTokens = 24;
-
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
-}
 
 Node load_scaled(const fs::path& file, const std::string& scale, const std::vector<std::string>& overrides) {
   std::vector<std::string> all = scale_overrides(load_recipe(file, {}), scale);
@@ -92,7 +83,7 @@ CampaignPart part_of(const ExperimentOptions& options, const ExperimentSpec& spe
   part.pilot = options.pilot;
   part.time_limit = options.pace.seconds();
   if (!options.arms.empty())
-    for (const std::string& arm : words_of(options.arms)) part.arms.insert(spec.arm(arm).name);
+    for (const std::string& arm : comma_separated(options.arms)) part.arms.insert(spec.arm(arm).name);
   if (options.seeds.empty()) return part;
   const int64_t seeds = options.pilot ? spec.pilot : spec.seeds;
   for (const int64_t index : parse_indices("--seeds", options.seeds)) {
@@ -185,7 +176,7 @@ class Adopted {
  public:
   Adopted(const fs::path& folder, const std::vector<std::string>& others) {
     for (const std::string& other : others)
-      for (const char* name : {"design.json", "calibration.json", "verdict.json"}) {
+      for (const char* name : {"design.json", "calibration.json", "verdict.json", "provenance.json"}) {
         if (!fs::exists(fs::path(other) / name) || fs::exists(folder / name)) continue;
         fs::create_directories(folder);
         fs::copy_file(fs::path(other) / name, folder / name);
@@ -206,9 +197,19 @@ class Adopted {
 
 }  // namespace
 
+std::vector<std::string> comma_separated(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
 std::vector<int64_t> parse_indices(const std::string& option, const std::string& text) {
   std::vector<int64_t> indices;
-  for (const std::string& word : words_of(text)) {
+  for (const std::string& word : comma_separated(text)) {
     const std::size_t dash = word.find('-');
     const auto first = static_cast<int64_t>(parse_count(option, word.substr(0, dash), 0, 9999));
     const auto last =
@@ -261,7 +262,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
                                                   : out / fmt::format("{}-{}-{}", recipe_file.stem().string(),
                                                                       options.scale, hash.substr(0, 8));
   Adopted adopted(folder, options.merge);
-  Experiment experiment(recipe, given.dtype, folder);
+  Experiment experiment(recipe, given.dtype, folder, Json::parse(versions_json().dump()));
   const CampaignPart part = part_of(options, experiment.spec());
   if (options.pilot) check_pilot(experiment.spec(), folder);
   if (options.dry_run) return show_dry_run(experiment, part, options.again, open_model(model, globals), globals);
@@ -273,6 +274,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
       if (!globals.quiet && !globals.json) print_now(line + "\n");
     };
     experiment.open(loaded, diagnose, progress);
+    if (options.merge.empty()) write_provenance(folder, globals, &loaded);
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
     for (const std::string& other : options.merge) merged += experiment.merge(other, "--merge " + other);
     adopted.keep();

@@ -66,6 +66,8 @@ Json provenance_json(const Globals& globals, const LoadedModel* loaded) {
   return json;
 }
 
+fs::path provenance_of_store(const fs::path& store) { return store.string() + ".provenance.json"; }
+
 void write_provenance(const fs::path& folder, const Globals& globals, const LoadedModel* loaded) {
   const fs::path file = folder / "provenance.json";
   if (!fs::exists(file)) write_document(file, "provenance", provenance_json(globals, loaded));

@@ -19,6 +19,7 @@ std::string dtype_option(at::ScalarType type);  // as --dtype writes it
 
 // provenance.json in the folder of a record, unless it is there already: a resumed run keeps its first one.
 void write_provenance(const std::filesystem::path& folder, const Globals& globals, const LoadedModel* loaded = nullptr);
+std::filesystem::path provenance_of_store(const std::filesystem::path& store);  // STORE.sqlite.provenance.json
 // The same as an object, for records that are one file.
 Json provenance_json(const Globals& globals, const LoadedModel* loaded = nullptr);
 

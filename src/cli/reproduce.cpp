@@ -30,12 +30,14 @@ namespace fs = std::filesystem;
 struct Options {
   std::string record, out = "reproduced", tolerance = "0";
   bool anyway = false;
+  RerunChoice choice;
   std::vector<std::string> commands;  // names of all of them
 };
 
 // Of no two runs the same.
-const std::set<std::string> kTimes = {"times", "seconds", "step_seconds",  "step_seconds_without_digests",
-                                      "slow",  "made_by", "seconds_a_step"};
+const std::set<std::string> kTimes = {"times",   "seconds", "step_seconds",   "step_seconds_without_digests",
+                                      "slow",    "made_by", "seconds_a_step", "noise_seconds_a_step",
+                                      "overhead"};
 
 // A folder of its own below --out: DIR/NAME, DIR/NAME-2, …
 fs::path fresh_folder(const fs::path& out, const std::string& name) {
@@ -84,18 +86,21 @@ int run_program(const std::vector<std::string>& arguments, const fs::path& folde
 }
 
 // Sentences; empty where the record was made by this program with this model.
-std::vector<std::string> what_changed(const report::LoadedRecord& record) {
+std::vector<std::string> what_changed(const report::LoadedRecord& record, const RerunChoice& choice) {
   std::vector<std::string> changed;
-  const Json then = versions_of(record), now = Json::parse(versions_json().dump());
-  if (then.empty()) changed.emplace_back("the record does not say which version made it");
-  for (const auto& [key, value] : now.items())
-    if (!then.empty() && then.value(key, Json()) != value)
-      changed.push_back(
-          fmt::format("{}: it was made with {}, this is {}", key, then.value(key, Json("none")).dump(), value.dump()));
+  const std::vector<Json> versions = versions_of(record, choice);
+  const Json now = Json::parse(versions_json().dump());
+  if (versions.empty()) changed.emplace_back("the record does not say which version made it");
+  for (const Json& then : versions)
+    for (const auto& [key, value] : now.items())
+      if (then.value(key, Json()) != value)
+        changed.push_back(fmt::format("{}: it was made with {}, this is {}", key, then.value(key, Json("none")).dump(),
+                                      value.dump()));
   const Json model = model_of(record);
   const Json path = report::at(model, "path"), fingerprint = report::at(model, "fingerprint");
   if (!path.is_string() || !fingerprint.is_string()) {
-    if (record.manifest) changed.emplace_back("the record does not say which model it used");
+    if (record.manifest || record.kind == "experiment")
+      changed.emplace_back("the record does not say which model it used");
     return changed;
   }
   const std::string file = path.get<std::string>();
@@ -149,6 +154,16 @@ report::LoadedRecord run_again(const Rerun& rerun, const fs::path& folder) {
   return record;
 }
 
+// What somebody else may have written is refused where it is not as this program writes it.
+template <class Read>
+auto from_record(const std::string& record, const Read& read) {
+  try {
+    return read();
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError(fmt::format("{}: not a record as this program writes it: {}", record, error.what()));
+  }
+}
+
 nlohmann::ordered_json to_json(const RecordComparison& result) {
   nlohmann::ordered_json differences = nlohmann::ordered_json::array();
   for (const ValueDifference& one : result.differences)
@@ -178,15 +193,18 @@ void show(const RecordComparison& result, double tolerance) {
 ExitCode reproduce(const Options& options, const Globals& globals) {
   const double tolerance = parse_number("--tolerance", options.tolerance, 0, 1);
   const report::LoadedRecord record = load_whole(options.record, "Only a whole record can be reproduced.");
-  const std::vector<std::string> changed = what_changed(record);
+  const std::vector<std::string> changed =
+      from_record(options.record, [&] { return what_changed(record, options.choice); });
   if (!changed.empty() && !options.anyway)
     throw UsageError(fmt::format("{}: {}; --anyway runs it all the same", options.record, joined(changed, "; ")));
   const fs::path folder = fresh_folder(options.out, record.name);
-  const Rerun rerun = plan_rerun(record, folder, options.commands);
+  const Rerun rerun =
+      from_record(options.record, [&] { return plan_rerun(record, folder, options.commands, options.choice); });
+  const Json was = from_record(options.record, [&] { return content_of(record, rerun); });
   const std::vector<std::string> notes = changed_environment(record);
   const report::LoadedRecord again = run_again(rerun, folder);
   RecordComparison result;
-  compare("", content_of(record), content_of(again), {tolerance, kTimes}, result);
+  compare("", was, content_of(again, rerun), {tolerance, kTimes}, result);
   if (globals.json) {
     nlohmann::ordered_json json = {{"command", "reproduce"},       {"record", options.record},
                                    {"again", again.path.string()}, {"arguments", rerun.arguments},
@@ -210,9 +228,16 @@ void add_reproduce(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<Options>();
   command
       ->add_option("record", options->record,
-                   "a run directory (eval, run, train), the JSON file of a race, or the folder of a triage")
+                   "a run directory (eval, run, train), the JSON file of a race, the folder of a triage or of an "
+                   "experiment, or the store of a campaign of diagnoses")
       ->required()
       ->type_name("");
+  command->add_option("--arms", options->choice.arms, "of an experiment: only these arms, as in e5,e5a")
+      ->group("Trials")
+      ->type_name("LIST");
+  command->add_option("--seeds", options->choice.seeds, "of an experiment: only these seed numbers, as in 0-5,9")
+      ->group("Trials")
+      ->type_name("LIST");
   command->add_option("--out", options->out, "the new record goes into a folder of its own below this one")
       ->group("Output")
       ->type_name("DIR")
@@ -226,6 +251,7 @@ void add_reproduce(CLI::App& app, const Globals& globals, Run& run) {
   command->footer(
       "Examples:\n  faultline reproduce runs/eval-20260131T235959Z-1f2e3d4c\n"
       "  faultline reproduce race.json --out /tmp/again\n"
+      "  faultline reproduce runs/noisy-ops-default-1f2e3d4c --arms e5 --seeds 0\n"
       "  faultline reproduce runs/default-20260131T235959Z-1f2e3d4c --anyway --tolerance 1e-3\n\n"
       "Times are left out of the comparison. Exit codes: 0 equal, 1 something differs, 2 it could not be run,\n"
       "64 usage, or another program or model. Global options: see `faultline --help`.");

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "cli/provenance.h"
+#include "cli/rerun_experiment.h"
 #include "record/atomic_file.h"
 #include "record/checkpoint_state.h"
 #include "record/document.h"
@@ -26,11 +28,17 @@ std::string text_at(const Json& json, const char* key) {
   return value.is_string() ? value.get<std::string>() : "";
 }
 
+fs::path store_of(const LoadedRecord& campaign) {
+  std::error_code ignored;
+  return fs::is_directory(campaign.path, ignored) ? campaign.path / "campaign.sqlite" : campaign.path;
+}
+
 // Who made it: in the result of a race, else beside the record. Null where nothing says.
 Json made_by(const LoadedRecord& record) {
   if (record.kind == "race") return report::at(record.document, "made_by");
   std::error_code ignored;
-  const fs::path file = record.path / "provenance.json";
+  const fs::path file =
+      record.kind == "campaign" ? provenance_of_store(store_of(record)) : record.path / "provenance.json";
   return fs::exists(file, ignored) ? read_document(file, "provenance") : Json();
 }
 
@@ -68,7 +76,18 @@ void add_device(Rerun& rerun, const Manifest& manifest) {
     rerun.arguments.insert(rerun.arguments.end(), {"--device", device});
 }
 
+// Its supervised steps are another run's: a training of its recipe would not be this one.
+bool began_with_a_shared_start(const LoadedRecord& record) {
+  return std::any_of(record.events.begin(), record.events.end(), [](const Json& event) {
+    return report::at(event, "kind") == "start" && event.contains("weights");
+  });
+}
+
 Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands) {
+  if (began_with_a_shared_start(record))
+    refuse(record,
+           "it is a trial of an experiment, which shares its supervised steps with other trials; reproduce the "
+           "experiment's folder, with --arms and --seeds for this trial alone");
   const Manifest& manifest = *record.manifest;
   Rerun rerun;
   rerun.result = folder / "runs";
@@ -130,6 +149,22 @@ Rerun of_triage(const LoadedRecord& record, const fs::path& folder) {
   return rerun;
 }
 
+Rerun of_campaign(const LoadedRecord& record, const fs::path& folder) {
+  const Json how = made_by(record);
+  Json recipe = report::at(how, "recipe");
+  if (!report::at(recipe, "diagnose").is_object())
+    refuse(record, fmt::format("it does not say how it was made: there is no {} with its recipe",
+                               provenance_of_store(store_of(record)).string()));
+  Rerun rerun;
+  rerun.result = folder / "again.sqlite";
+  recipe["diagnose"]["store"] = rerun.result.string();
+  const fs::path file = folder / "campaign.json";
+  write_file_atomically(file, to_json_text(recipe, 2) + "\n");
+  rerun.arguments = {"run",      file.string(),         "--dtype", text_at(report::at(how, "model"), "dtype"),
+                     "--device", text_at(how, "device")};
+  return rerun;
+}
+
 // The hash of the final weights, where a checkpoint is left.
 Json checkpoint_of(const LoadedRecord& record) {
   std::vector<fs::path> found;
@@ -144,26 +179,38 @@ Json checkpoint_of(const LoadedRecord& record) {
 
 }  // namespace
 
-Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands) {
+Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands,
+                 const RerunChoice& choice) {
   Rerun rerun;
-  if (record.manifest)
+  if (record.kind == "experiment")
+    rerun = rerun_of_experiment(record, folder, choice);
+  else if (!choice.arms.empty() || !choice.seeds.empty())
+    refuse(record, "--arms and --seeds choose trials of an experiment, and it is none");
+  else if (record.manifest)
     rerun = of_run_directory(record, folder, commands);
   else if (record.kind == "race")
     rerun = of_race(record, folder);
   else if (record.kind == "triage")
     rerun = of_triage(record, folder);
+  else if (record.kind == "campaign")
+    rerun = of_campaign(record, folder);
   else
-    refuse(record, fmt::format("a record of kind '{}' cannot be made again from itself alone; wanted a run directory "
-                               "(eval, run, train), the result of a race, or the folder of a triage",
-                               record.kind));
+    refuse(
+        record,
+        fmt::format(
+            "a record of kind '{}' cannot be made again from itself alone; wanted a run directory "
+            "(eval, run, train), the result of a race, the folder of a triage or of an experiment, or the store of a "
+            "campaign of diagnoses",
+            record.kind));
   rerun.arguments.insert(rerun.arguments.end(), {"--json", "--quiet"});
   return rerun;
 }
 
-Json versions_of(const LoadedRecord& record) {
+std::vector<Json> versions_of(const LoadedRecord& record, const RerunChoice& choice) {
+  if (record.kind == "experiment") return versions_of_trials(record, choice);
   const Json who = made_by(record);
   const Json& versions = report::at(who, "versions");
-  return versions.is_object() ? versions : Json::object();
+  return versions.is_object() ? std::vector<Json>{versions} : std::vector<Json>{};
 }
 
 Json model_of(const LoadedRecord& record) {
@@ -178,8 +225,9 @@ Json environment_of(const LoadedRecord& record) {
   return recorded.is_object() ? recorded : Json::object();
 }
 
-Json content_of(const LoadedRecord& record) {
+Json content_of(const LoadedRecord& record, const Rerun& rerun) {
   if (record.kind == "race") return record.document;
+  if (record.kind == "experiment") return content_of_experiment(record, rerun);
   Json content = {{"events", record.events}};
   if (record.summary)
     content["summary"] = {{"step_reached", record.summary->step_reached},

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,22 +13,29 @@
 
 namespace faultline::cli {
 
+struct RerunChoice {  // of an experiment's trials, as --arms and --seeds write it; "": all
+  std::string arms, seeds;
+};
+
 struct Rerun {
   std::vector<std::string> arguments;  // of the program
   std::filesystem::path result;        // where its record will be; a folder of runs where `below`
   bool below = false;
+  std::set<std::string> trials = {};  // of an experiment, as ARM/SEED
+  bool whole = false;                 // these are all that its table has
 };
 
 // Writes what the command reads (a recipe) into `folder`, which exists. UsageError where the record does not say how it
 // was made. `commands`: the names of all commands, none of which may hide among a record's words.
 Rerun plan_rerun(const report::LoadedRecord& record, const std::filesystem::path& folder,
-                 const std::vector<std::string>& commands);
+                 const std::vector<std::string>& commands, const RerunChoice& choice);
 
-Json versions_of(const report::LoadedRecord& record);     // {} where it does not say
+// Of the programs that made it; none where it does not say.
+std::vector<Json> versions_of(const report::LoadedRecord& record, const RerunChoice& choice);
 Json model_of(const report::LoadedRecord& record);        // path and fingerprint; {} where there is none
 Json environment_of(const report::LoadedRecord& record);  // as recorded
 
 // What two runs of one question must agree in, without times and paths.
-Json content_of(const report::LoadedRecord& record);
+Json content_of(const report::LoadedRecord& record, const Rerun& rerun);
 
 }  // namespace faultline::cli

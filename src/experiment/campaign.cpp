@@ -68,10 +68,17 @@ std::vector<TrialKey> tried_again(CampaignStore& ours, CampaignStore& theirs) {
 
 std::string pilot_cell(const std::string& arm) { return std::string(kPilotPrefix) + arm; }
 
-Experiment::Experiment(Node recipe, std::string dtype, fs::path folder)
+bool is_of_the_table(const std::string& cell) {
+  return !cell.starts_with(kPilotPrefix) && attempted_cell(cell) == cell;
+}
+
+Json read_experiment_plan(const fs::path& folder) { return read_document(folder / "experiment.json", kKind); }
+
+Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json versions)
     : recipe_(std::move(recipe)),
       dtype_(std::move(dtype)),
       folder_(std::move(folder)),
+      versions_(std::move(versions)),
       spec_(read_experiment(recipe_.at("experiment"))) {
   check_calibration(recipe_, spec_);
   preparation_ = read_preparation(spec_, folder_);
@@ -123,7 +130,7 @@ void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const Exper
   fs::create_directories(folder_);
   const fs::path file = folder_ / "experiment.json";
   if (fs::exists(file)) {
-    const Json known = read_document(file, kKind);
+    const Json known = read_experiment_plan(folder_);
     if (known.at("weights") != weights_)
       throw UsageError(
           fmt::format("{}: begun with other weights (fingerprint {}, now {}); use another --out, or the model "
@@ -134,9 +141,7 @@ void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const Exper
                    {{"recipe", as_record(to_json(recipe_))},
                     {"dtype", dtype_},
                     {"identity", experiment_identity(recipe_, dtype_)},
-                    {"weights", weights_},
-                    {"host", host_description()},
-                    {"created", system_seconds()}});
+                    {"weights", weights_}});
   }
   if (preparation_.complete) return;
   std::optional<FileDescriptor> alone = claim(folder_ / "preparation");
@@ -217,7 +222,7 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
     const std::optional<FileDescriptor> mine = claim(folder);
     if (!mine || store.is_there(key)) continue;
     if (progress.on_trial) progress.on_trial(key);
-    TrialRequest request{key, trial_recipe(key), "", folder, &spec_, {}};
+    TrialRequest request{key, trial_recipe(key), "", folder, &spec_, {}, versions_};
     request.fingerprint = fingerprint_of(request.recipe);
     Trial trial;
     try {
@@ -247,8 +252,7 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
 }
 
 int64_t Experiment::merge(const fs::path& other, const std::string& called) {
-  const Json theirs = read_document(other / "experiment.json", kKind),
-             ours = read_document(folder_ / "experiment.json", kKind);
+  const Json theirs = read_experiment_plan(other), ours = read_experiment_plan(folder_);
   const auto refuse = [&](const std::string& what) {
     throw UsageError(
         fmt::format("{}: {}; its trials cannot be counted with those of {}", called, what, folder_.string()));

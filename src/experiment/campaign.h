@@ -33,9 +33,9 @@ struct ExperimentProgress {
 
 class Experiment {
  public:
-  // dtype is part of what an experiment is. Validates every arm; reads nothing but the recipe and, where the arms need
-  // what a preparation finds, the folder.
-  Experiment(Node recipe, std::string dtype, std::filesystem::path folder);
+  // dtype is part of what an experiment is; the versions of the program are kept with every trial. Validates every arm;
+  // reads nothing but the recipe and, where the arms need what a preparation finds, the folder.
+  Experiment(Node recipe, std::string dtype, std::filesystem::path folder, Json versions);
 
   const ExperimentSpec& spec() const { return spec_; }
   const std::filesystem::path& folder() const { return folder_; }
@@ -65,6 +65,7 @@ class Experiment {
   Node recipe_;
   std::string dtype_, weights_;
   std::filesystem::path folder_;
+  Json versions_;
   ExperimentSpec spec_;
   Preparation preparation_;
 };
@@ -73,5 +74,8 @@ class Experiment {
 std::string experiment_identity(const Node& recipe, const std::string& dtype);
 
 std::string pilot_cell(const std::string& arm);  // "pilot:baseline"
+bool is_of_the_table(const std::string& cell);   // neither a pilot's nor an earlier attempt
+
+Json read_experiment_plan(const std::filesystem::path& folder);  // experiment.json: recipe, dtype, identity, weights
 
 }  // namespace faultline

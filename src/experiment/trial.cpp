@@ -58,6 +58,7 @@ RunDirectory open_run(const TrialRequest& request, const Json& recipe, uint64_t 
   manifest.recipe = recipe;
   manifest.seeds = {{"seed", seed}};
   manifest.host = host_description();
+  manifest.versions = request.versions;
   return RunDirectory::create(request.folder, manifest);
 }
 
@@ -164,6 +165,7 @@ Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const Training
   trial.outcome["run"] = (request.folder.filename() / directory.path().filename()).string();
   trial.outcome["threads"] = at::get_num_threads();
   trial.outcome["device"] = loaded.model->device().str();
+  trial.outcome["versions"] = request.versions;
   trial.finished = system_seconds();
   return trial;
 }

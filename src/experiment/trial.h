@@ -16,6 +16,7 @@ struct TrialRequest {
   std::filesystem::path folder;
   const ExperimentSpec* experiment = nullptr;
   std::optional<std::filesystem::path> start;  // the supervised steps that the arms of this seed share
+  Json versions = {};                          // of the program, kept with the trial
 };
 
 Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const TrainingProgress& progress);

@@ -1,6 +1,6 @@
 // Two records of the same question, compared value by value. Bit-equal unless a tolerance is given; then numbers may
-// differ by that share of the larger one, and everything else must still be equal. What differs is named by its path,
-// as RFC 6901 writes it, with both values.
+// differ by that share of the larger one, and everything else must still be equal. What differs is named by its path
+// (keys and indices after slashes), with both values.
 #pragma once
 
 #include <cstdint>

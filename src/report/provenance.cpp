@@ -55,14 +55,15 @@ Html rerun(const LoadedRecord& record) {
         fmt::format("faultline triage run --recipe {}", quoted((record.path / "recipe.resolved.yaml").string())),
         "The recipe lies beside the matrix, with every default written out.");
   if (record.kind == "campaign")
-    return paragraph(
-        text("The store holds every trial with its seed. The same campaign (`faultline diagnose --campaign "
-             "NAME --store FILE`, or `faultline run` with its recipe) goes on with a store: trials that "
-             "are in it are not made again."));
+    return steps(
+        fmt::format("faultline reproduce {}", quoted(record.path.string())),
+        "Makes every trial again and compares. The same campaign (faultline diagnose --campaign NAME --store FILE, "
+        "or faultline run with its recipe) goes on with a store: trials that are in it are not made again.");
   if (record.kind == "experiment")
-    return paragraph(
-        text("Run the experiment's recipe again with the same --out: finished trials are kept, missing ones are made. "
-             "Every single trial has its own run directory, with its recipe, below runs/."));
+    return steps(
+        fmt::format("faultline reproduce {}", quoted(record.path.string())),
+        "Makes its trials again and compares; --arms and --seeds choose some. Where trials are missing, the command "
+        "that it was begun with makes them.");
   // A record that is one file says itself who made it.
   if (const Json& command = at(at(record.document, "made_by"), "command"); command.is_array())
     return by_command(command);
