@@ -160,8 +160,8 @@ Rerun of_campaign(const LoadedRecord& record, const fs::path& folder) {
   recipe["diagnose"]["store"] = rerun.result.string();
   const fs::path file = folder / "campaign.json";
   write_file_atomically(file, to_json_text(recipe, 2) + "\n");
-  rerun.arguments = {"run",      file.string(),         "--dtype", text_at(report::at(how, "model"), "dtype"),
-                     "--device", text_at(how, "device")};
+  rerun.arguments = {"run", file.string(), "--dtype=" + text_at(report::at(how, "model"), "dtype"),
+                     "--device=" + text_at(how, "device")};
   return rerun;
 }
 

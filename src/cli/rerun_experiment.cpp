@@ -87,12 +87,14 @@ Rerun rerun_of_experiment(const LoadedRecord& record, const fs::path& folder, co
   rerun.whole = trials.chosen.size() == trials.of_the_table;
   for (const Json* trial : trials.chosen)
     rerun.trials.insert(label_of(trial->at("cell").get<std::string>(), trial->at("index").get<int64_t>()));
-  rerun.arguments = {"run",      file.string(),
-                     "--dtype",  plan.at("dtype").get<std::string>(),
-                     "--device", trials.chosen.front()->at("outcome").at("device").get<std::string>(),
-                     "--arms",   fmt::format("{}", fmt::join(trials.arms, ",")),
-                     "--seeds",  fmt::format("{}", fmt::join(trials.seeds, ",")),
-                     "--out",    rerun.result.string()};
+  const std::string device = trials.chosen.front()->at("outcome").at("device").get<std::string>();
+  rerun.arguments = {"run",  // values after '=': no name in a record is taken for an option
+                     file.string(),
+                     "--dtype=" + plan.at("dtype").get<std::string>(),
+                     "--device=" + device,
+                     fmt::format("--arms={}", fmt::join(trials.arms, ",")),
+                     fmt::format("--seeds={}", fmt::join(trials.seeds, ",")),
+                     "--out=" + rerun.result.string()};
   return rerun;
 }
 

@@ -178,7 +178,7 @@ Json under_json(const ArmData& one, const ArmData* control) {
 // Whether the arm has faults alone and they changed nothing: with that a trial has proof only where it was promised
 // (expect: invisible).
 bool promised_invisible(const Trial& trial) {
-  const Json counts = trial.evidence.value("/faults/counts"_json_pointer, Json::array());
+  const Json counts = trial.evidence.value("faults", Json::object()).value("counts", Json::array());
   return !counts.empty() && !trial.evidence.contains("aqn") &&
          std::all_of(counts.begin(), counts.end(), [](const Json& count) { return count["changed"] == 0; });
 }
