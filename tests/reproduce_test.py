@@ -107,51 +107,95 @@ def test_an_experiment_is_reproduced_with_its_calibration_its_trials_and_its_tab
     assert len(list((pathlib.Path(one["again"]) / "trials").iterdir())) == 1
 
 
+def edit_store(folder, statement, *values):
+    store = sqlite3.connect(folder / "campaign.sqlite")
+    store.execute(statement, values)
+    store.commit()
+    store.close()
+
+
 def test_a_changed_trial_of_an_experiment_is_named_and_others_are_refused(experiment, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(experiment, copy)
-    store = sqlite3.connect(copy / "campaign.sqlite")
-    outcome = json.loads(store.execute("SELECT outcome FROM trial WHERE cell = 'none' AND trial_index = 0").fetchone()[0])
-    outcome["results"]["val-core/arithmetic/acc/mean@1"] = 0.75
-    store.execute("UPDATE trial SET outcome = ? WHERE cell = 'none' AND trial_index = 0", [json.dumps(outcome)])
-    store.commit()
+    first = "WHERE cell = 'none' AND trial_index = 0"
+    edit_store(copy, f"UPDATE trial SET outcome = json_set(outcome, '$.results.\"val-core/arithmetic/acc/mean@1\"', 0.75) {first}")
     code, result = reproduce(copy, tmp_path)
     assert code == 1 and [one["path"] for one in result["differences"]] == ["/trials/none/0/results/val-core/arithmetic/acc/mean@1"]
     assert reproduce(copy, tmp_path, "--arms", "guided")[0] == 0
     code, text = reproduce(copy, tmp_path, "--arms", "global")
     assert code == 64 and "no trial of arm 'global'" in text
-    outcome["versions"]["torch"] = "1.0"
-    store.execute("UPDATE trial SET outcome = ? WHERE cell = 'none' AND trial_index = 0", [json.dumps(outcome)])
-    store.commit()
+    edit_store(copy, f"UPDATE trial SET outcome = json_set(outcome, '$.versions.torch', '1.0') {first}")
     code, text = reproduce(copy, tmp_path)
     assert code == 64 and 'torch: it was made with "1.0"' in text
     assert reproduce(copy, tmp_path, "--seeds", "1")[0] == 0, "the others were made with this program"
-    del outcome["device"]
-    store.execute("UPDATE trial SET outcome = ? WHERE cell = 'none' AND trial_index = 0", [json.dumps(outcome)])
-    store.commit()
+    edit_store(copy, f"UPDATE trial SET outcome = json_remove(outcome, '$.device') {first}")
     code, text = reproduce(copy, tmp_path, "--arms", "none", "--anyway")
     assert code == 64 and "not a record as this program writes it" in text
+    (copy / "provenance.json").write_text("x")
+    assert reproduce(copy, tmp_path, "--seeds", "1")[0] == 64
+    (copy / "provenance.json").unlink()
     (copy / "experiment.json").unlink()
     code, text = reproduce(copy, tmp_path, "--seeds", "1")
     assert code == 64 and "does not say how it was made" in text
 
 
+def test_names_that_an_author_chose_are_no_times(tmp_path):
+    """An arm called slow and a fault called seconds are compared like any other."""
+    recipe = tmp_path / "slow.yaml"
+    recipe.write_text((ROOT / "recipes/experiments/robustness.yaml").read_text().replace("clean_training", "slow").replace("noise_10", "seconds"))
+    record = recorded("run", recipe, "--scale", "tiny", "--seeds", "0", "--arms", "slow", "--out", tmp_path / "runs")
+    equal(record, tmp_path)
+    edit_store(record, "UPDATE evidence SET body = json_set(body, '$.evaluations.seconds.counts[0].changed', 1)")
+    code, result = reproduce(record, tmp_path)
+    assert code == 1 and [one["path"] for one in result["differences"]] == ["/trials/slow/0/evidence/evaluations/seconds/counts/0/changed"]
+
+
+def test_trials_of_several_devices_are_chosen_apart(experiment, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(experiment, copy)
+    edit_store(copy, "UPDATE trial SET outcome = json_set(outcome, '$.device', 'cuda:0') WHERE cell = 'guided'")
+    code, text = reproduce(copy, tmp_path)
+    assert code == 64 and "cpu and cuda:0" in text
+    assert reproduce(copy, tmp_path, "--arms", "none", "--seeds", "0")[0] == 0
+
+
+def test_a_model_that_was_moved_is_named(tmp_path):
+    record = recorded("run", ROOT / "recipes/experiments/aqn-only.yaml", "--scale", "tiny", "--seeds", "0", "--arms", "none", "--out", tmp_path / "runs")
+    moved = (tmp_path / "runs").rename(tmp_path / "moved") / record.name
+    code, text = reproduce(moved, tmp_path)
+    assert code == 64 and "not here" in text and "--model" in text
+    assert not list((tmp_path / "again").iterdir()), "a refusal leaves no folder"
+    assert reproduce(moved, tmp_path, "--model", tmp_path / "moved" / ".small-model")[0] == 0
+    code, text = reproduce(moved, tmp_path, "--model", tiny_folder.make(tmp_path / "other"))
+    assert code == 64 and "the model has changed" in text
+
+
 def test_a_campaign_of_diagnoses_is_reproduced_trial_by_trial(model, tmp_path):
-    store = tmp_path / "diagnosis.sqlite"
-    assert launch("diagnose", "--campaign", "smoke", "--method", "self", "--model", model, "--store", store, "--seed", "5", "--dtype", "fp32").returncode == 0
-    assert equal(store, tmp_path)["values"] > 50
-    beside = tmp_path / "diagnosis.sqlite.provenance.json"
-    assert json.loads(beside.read_text())["recipe"]["diagnose"]["methods"] == ["self"]
+    recipe, store = tmp_path / "campaign.yaml", tmp_path / "diagnosis.db"
+
+    def go_on(healthy, *words):
+        recipe.write_text(f"{{model: {model}, seed: 5, diagnose: {{campaign: smoke, methods: [self], healthy: {healthy}, store: {store}}}}}")
+        assert launch("run", recipe, "--dtype", "fp32", *words).returncode == 0
+
+    go_on(2, "--time-limit", "0.01")
+    code, text = reproduce(store, tmp_path)
+    assert code == 64 and "left to do" in text
+    go_on(2)
+    few = equal(store, tmp_path)["values"]
+    go_on(3)
+    assert equal(store, tmp_path)["values"] > few > 50, "a store that was made larger is made again as it is"
+    beside = tmp_path / "diagnosis.db.provenance.json"
+    assert json.loads(beside.read_text())["recipe"]["diagnose"]["healthy"] == 3
     beside.unlink()
     code, text = reproduce(store, tmp_path, "--anyway")
     assert code == 64 and "does not say how it was made" in text
-    assert launch("diagnose", "--campaign", "smoke", "--method", "self", "--model", model, "--store", store, "--seed", "5", "--dtype", "fp32").returncode == 0
+    go_on(3)
     assert not beside.exists(), "who only goes on with a store does not say that he began it"
 
 
 def test_a_trial_alone_is_referred_to_its_experiment(experiment, tmp_path):
     (trial,) = (experiment / "trials" / "none-0").glob("none-0-*")
-    code, text = reproduce(trial, tmp_path, "--anyway")
+    code, text = reproduce(trial, tmp_path)
     assert code == 64 and "--arms and --seeds" in text
 
 

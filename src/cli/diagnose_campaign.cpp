@@ -54,6 +54,26 @@ Json campaign_provenance(const CampaignMachine& machine, const CampaignSpec& spe
   return provenance;
 }
 
+// Beside the store: who began it and what makes its trials. Who goes on with it may make more of them, with another
+// version; a store that was begun without stays without.
+void keep_provenance(CampaignStore& trials, const std::filesystem::path& store, const Json& now) {
+  const std::filesystem::path file = provenance_of_store(store);
+  if (trials.empty()) return write_document(file, "provenance", now);
+  if (!std::filesystem::exists(file)) return;
+  const Json before = read_document(file, "provenance");
+  Json known = before;
+  for (const char* count : {"trials", "healthy", "rare", "fading"}) {
+    Json& most = known.at("recipe").at("diagnose").at(count);
+    most = std::max(most.get<int64_t>(), now.at("recipe").at("diagnose").at(count).get<int64_t>());
+  }
+  Json& later = known["later_versions"];
+  if (known.at("versions") != now.at("versions") &&
+      std::find(later.begin(), later.end(), now.at("versions")) == later.end())
+    later.push_back(now.at("versions"));
+  if (later.is_null()) known.erase("later_versions");
+  if (known != before) write_document(file, "provenance", known);
+}
+
 }  // namespace
 
 void add_campaign_run_options(CLI::App& command, CampaignOptions& options) {
@@ -101,9 +121,8 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
     machine.weights = weights_fingerprint(*loaded.model);
     provenance = campaign_provenance(machine, spec, loaded, globals);
   }
-  const bool begins = !std::filesystem::exists(options.store);
   CampaignStore store(options.store);
-  if (begins) write_document(provenance_of_store(options.store), "provenance", provenance);
+  keep_provenance(store, options.store, provenance);
   const auto pending = std::ssize(pending_trials(spec, store));
   std::optional<TemporaryFolder> folder;
   if (on_ray) folder.emplace("campaign");

@@ -176,7 +176,7 @@ class Adopted {
  public:
   Adopted(const fs::path& folder, const std::vector<std::string>& others) {
     for (const std::string& other : others)
-      for (const char* name : {"design.json", "calibration.json", "verdict.json", "provenance.json"}) {
+      for (const char* name : {"design.json", "calibration.json", "verdict.json"}) {
         if (!fs::exists(fs::path(other) / name) || fs::exists(folder / name)) continue;
         fs::create_directories(folder);
         fs::copy_file(fs::path(other) / name, folder / name);
@@ -274,7 +274,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
       if (!globals.quiet && !globals.json) print_now(line + "\n");
     };
     experiment.open(loaded, diagnose, progress);
-    if (options.merge.empty()) write_provenance(folder, globals, &loaded);
+    write_provenance(folder, globals, &loaded);
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
     for (const std::string& other : options.merge) merged += experiment.merge(other, "--merge " + other);
     adopted.keep();

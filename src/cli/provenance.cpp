@@ -60,7 +60,7 @@ Json provenance_json(const Globals& globals, const LoadedModel* loaded) {
                {"command", recorded_words(globals.arguments)},
                {"environment", recorded_environment()}};
   if (loaded != nullptr)
-    json["model"] = {{"path", loaded->path.string()},
+    json["model"] = {{"path", fs::absolute(loaded->path).string()},
                      {"dtype", dtype_option(loaded->model->options().dtype().toScalarType())},
                      {"fingerprint", model_files_fingerprint(loaded->path)}};
   return json;

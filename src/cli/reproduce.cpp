@@ -2,8 +2,10 @@
 // tolerance is asked for. Another program or another model is another question, and is refused.
 #include "cli/reproduce.h"
 
+#include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,13 +36,14 @@ struct Options {
   std::vector<std::string> commands;  // names of all of them
 };
 
-// Of no two runs the same.
+// Of no two runs the same. An experiment's record has names that its author chose: there only what is known to be a
+// time is left out, in content_of.
 const std::set<std::string> kTimes = {"times",   "seconds", "step_seconds",   "step_seconds_without_digests",
                                       "slow",    "made_by", "seconds_a_step", "noise_seconds_a_step",
                                       "overhead"};
 
 // A folder of its own below --out: DIR/NAME, DIR/NAME-2, …
-fs::path fresh_folder(const fs::path& out, const std::string& name) {
+fs::path new_folder(const fs::path& out, const std::string& name) {
   std::error_code error;
   fs::create_directories(out, error);
   for (int attempt = 1; attempt < 100000; ++attempt) {
@@ -54,12 +57,32 @@ fs::path fresh_folder(const fs::path& out, const std::string& name) {
   throw UsageError(fmt::format("{}: too many reproductions of {}; move some away", out.string(), name));
 }
 
-std::string last_line_of(const fs::path& file) {
+class FreshFolder {  // goes with its object, unless it is kept
+ public:
+  FreshFolder(const fs::path& out, const std::string& name) : path_(new_folder(out, name)) {}
+  ~FreshFolder() {
+    std::error_code ignored;
+    if (!kept_) fs::remove_all(path_, ignored);
+  }
+  FreshFolder(const FreshFolder&) = delete;
+  FreshFolder& operator=(const FreshFolder&) = delete;
+  const fs::path& path() const { return path_; }
+  void keep() { kept_ = true; }
+
+ private:
+  fs::path path_;
+  bool kept_ = false;
+};
+
+// The last line, or the last error where the program said one.
+std::string last_words_of(const fs::path& file) {
   std::ifstream stream(file);
-  std::string last;
-  for (std::string line; std::getline(stream, line);)
+  std::string last, error;
+  for (std::string line; std::getline(stream, line);) {
+    if (line.starts_with("error: ")) error = line;
     if (!line.empty()) last = line;
-  return last.substr(0, 500);
+  }
+  return (error.empty() ? last : error).substr(0, 500);
 }
 
 // Runs this program; its words go to files. The exit status.
@@ -96,7 +119,7 @@ std::vector<std::string> what_changed(const report::LoadedRecord& record, const 
       if (then.value(key, Json()) != value)
         changed.push_back(fmt::format("{}: it was made with {}, this is {}", key, then.value(key, Json("none")).dump(),
                                       value.dump()));
-  const Json model = model_of(record);
+  const Json model = model_of(record, choice);
   const Json path = report::at(model, "path"), fingerprint = report::at(model, "fingerprint");
   if (!path.is_string() || !fingerprint.is_string()) {
     if (record.manifest || record.kind == "experiment")
@@ -105,7 +128,8 @@ std::vector<std::string> what_changed(const report::LoadedRecord& record, const 
   }
   const std::string file = path.get<std::string>();
   std::error_code ignored;
-  if (!fs::exists(file, ignored)) throw UsageError(fmt::format("the record's model is not here: {}", file));
+  if (!fs::exists(file, ignored))
+    throw UsageError(fmt::format("the record's model is not here: {}; say where it is with --model PATH", file));
   if (const std::string found = model_files_fingerprint(file); found != fingerprint.get<std::string>())
     changed.push_back(fmt::format("{}: the model has changed: its files' fingerprint was {}, is {}", file,
                                   fingerprint.get<std::string>(), found));
@@ -120,6 +144,13 @@ std::vector<std::string> changed_environment(const report::LoadedRecord& record)
   compare("environment", then, now, {}, differences);
   for (const ValueDifference& one : differences.differences)
     notes.push_back(fmt::format("{}: was {}, is {}", one.path, one.was, one.is));
+  std::set<int64_t> threads;
+  for (const Json& event : record.events)
+    if (const Json& count = report::at(report::at(event, "outcome"), "threads"); count.is_number_integer())
+      threads.insert(count.get<int64_t>());
+  if (!threads.empty() && threads != std::set<int64_t>{at::get_num_threads()})
+    notes.push_back(
+        fmt::format("threads of a trial: were {}, are {}", fmt::join(threads, " or "), at::get_num_threads()));
   return notes;
 }
 
@@ -134,7 +165,7 @@ report::LoadedRecord run_again(const Rerun& rerun, const fs::path& folder) {
   const int status = run_program(rerun.arguments, folder);
   const auto broken = [&] {
     return RuntimeFailure(
-        fmt::format("the run exited with {} and left no record: {}", status, last_line_of(folder / "stderr.txt")));
+        fmt::format("the run exited with {} and left no record: {}", status, last_words_of(folder / "stderr.txt")));
   };
   fs::path result = rerun.result;
   if (rerun.below) {
@@ -150,17 +181,19 @@ report::LoadedRecord run_again(const Rerun& rerun, const fs::path& folder) {
   report::LoadedRecord record = report::load_record(result);
   if (!record.missing.empty())
     throw RuntimeFailure(fmt::format("the new record {} is not whole: {} ({})", result.string(), record.missing.front(),
-                                     last_line_of(folder / "stderr.txt")));
+                                     last_words_of(folder / "stderr.txt")));
   return record;
 }
 
 // What somebody else may have written is refused where it is not as this program writes it.
 template <class Read>
-auto from_record(const std::string& record, const Read& read) {
+void from_record(const std::string& record, const Read& read) {
   try {
-    return read();
+    read();
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(fmt::format("{}: not a record as this program writes it: {}", record, error.what()));
+  } catch (const RuntimeFailure& error) {
+    throw UsageError(error.what());
   }
 }
 
@@ -172,17 +205,26 @@ nlohmann::ordered_json to_json(const RecordComparison& result) {
           {"within_tolerance", result.within}, {"largest", result.largest}, {"differences", differences}};
 }
 
-void show(const RecordComparison& result, double tolerance) {
+// "of 1 trial, without the table", where the record is an experiment.
+std::string extent_of(const Rerun& rerun) {
+  if (rerun.trials.empty()) return "";
+  return fmt::format(" of {} trial{}{} the table", rerun.trials.size(), rerun.trials.size() == 1 ? "" : "s",
+                     rerun.whole ? " and" : ", without");
+}
+
+void show(const RecordComparison& result, const Rerun& rerun, double tolerance) {
   if (result.equal()) {
     const std::string how = result.within == 0
                                 ? "bit for bit"
                                 : fmt::format("{} of them within {:g} (largest relative difference {:.3g})",
                                               result.within, tolerance, result.largest);
-    print(styled(Style::kGood, "reproduced: ") + fmt::format("{} values, {}\n", result.values, how));
+    print(styled(Style::kGood, "reproduced: ") +
+          fmt::format("{} values{}, {}\n", result.values, extent_of(rerun), how));
     return;
   }
-  print(styled(Style::kBad, "differs: ") + fmt::format("{} of {} values; largest relative difference {:.3g}\n",
-                                                       result.different, result.values, result.largest));
+  print(styled(Style::kBad, "differs: ") + fmt::format("{} of {} values{}; largest relative difference {:.3g}\n",
+                                                       result.different, result.values, extent_of(rerun),
+                                                       result.largest));
   std::vector<std::vector<std::string>> rows = {{"where", "was", "is"}};
   for (const ValueDifference& one : result.differences) rows.push_back({one.path, one.was, one.is});
   print(table(rows));
@@ -193,29 +235,35 @@ void show(const RecordComparison& result, double tolerance) {
 ExitCode reproduce(const Options& options, const Globals& globals) {
   const double tolerance = parse_number("--tolerance", options.tolerance, 0, 1);
   const report::LoadedRecord record = load_whole(options.record, "Only a whole record can be reproduced.");
-  const std::vector<std::string> changed =
-      from_record(options.record, [&] { return what_changed(record, options.choice); });
+  FreshFolder folder(options.out, record.name);
+  Rerun rerun;
+  Json was;
+  std::vector<std::string> changed, notes;
+  from_record(options.record, [&] {
+    rerun = plan_rerun(record, folder.path(), options.commands, options.choice);
+    changed = what_changed(record, options.choice);
+    was = content_of(record, rerun);
+    notes = changed_environment(record);
+  });
   if (!changed.empty() && !options.anyway)
     throw UsageError(fmt::format("{}: {}; --anyway runs it all the same", options.record, joined(changed, "; ")));
-  const fs::path folder = fresh_folder(options.out, record.name);
-  const Rerun rerun =
-      from_record(options.record, [&] { return plan_rerun(record, folder, options.commands, options.choice); });
-  const Json was = from_record(options.record, [&] { return content_of(record, rerun); });
-  const std::vector<std::string> notes = changed_environment(record);
-  const report::LoadedRecord again = run_again(rerun, folder);
+  folder.keep();
+  const report::LoadedRecord again = run_again(rerun, folder.path());
   RecordComparison result;
-  compare("", was, content_of(again, rerun), {tolerance, kTimes}, result);
+  const std::set<std::string> ignored = record.kind == "experiment" ? std::set<std::string>{} : kTimes;
+  compare("", was, content_of(again, rerun), {tolerance, ignored}, result);
   if (globals.json) {
     nlohmann::ordered_json json = {{"command", "reproduce"},       {"record", options.record},
                                    {"again", again.path.string()}, {"arguments", rerun.arguments},
                                    {"changed", changed},           {"environment", notes}};
+    if (!rerun.trials.empty()) json["trials"] = rerun.trials, json["table"] = rerun.whole;
     json.update(to_json(result));
     print_json(json);
   } else {
     for (const std::string& sentence : changed) print("changed: " + sentence + "\n");
     if (!globals.quiet)
       for (const std::string& sentence : notes) print("note: " + sentence + "\n");
-    show(result, tolerance);
+    show(result, rerun, tolerance);
     print(fmt::format("again: {}\n", again.path.string()));
   }
   return result.equal() ? ExitCode::kOk : ExitCode::kFound;
@@ -242,6 +290,9 @@ void add_reproduce(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Output")
       ->type_name("DIR")
       ->capture_default_str();
+  command->add_option("--model", options->choice.model, "where the record's model is now; default: where it was")
+      ->group("Comparison")
+      ->type_name("PATH");
   command->add_option("--tolerance", options->tolerance, "numbers may differ by this share, 0 to 1; 0: not by one bit")
       ->group("Comparison")
       ->type_name("T")

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cli/provenance.h"
+#include "cli/rerun_campaign.h"
 #include "cli/rerun_experiment.h"
 #include "record/atomic_file.h"
 #include "record/checkpoint_state.h"
@@ -26,11 +27,6 @@ using report::LoadedRecord;
 std::string text_at(const Json& json, const char* key) {
   const Json& value = report::at(json, key);
   return value.is_string() ? value.get<std::string>() : "";
-}
-
-fs::path store_of(const LoadedRecord& campaign) {
-  std::error_code ignored;
-  return fs::is_directory(campaign.path, ignored) ? campaign.path / "campaign.sqlite" : campaign.path;
 }
 
 // Who made it: in the result of a race, else beside the record. Null where nothing says.
@@ -83,7 +79,8 @@ bool began_with_a_shared_start(const LoadedRecord& record) {
   });
 }
 
-Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands) {
+Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands,
+                       const RerunChoice& choice) {
   if (began_with_a_shared_start(record))
     refuse(record,
            "it is a trial of an experiment, which shares its supervised steps with other trials; reproduce the "
@@ -93,7 +90,7 @@ Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const
   rerun.result = folder / "runs";
   rerun.below = true;
   Json recipe = manifest.recipe;
-  const Json known = model_of(record);
+  const Json known = model_of(record, choice);
   const std::string model = text_at(known, "path");
   if (recipe.contains("command") && recipe["command"].is_array()) {
     rerun.arguments = eval_words(record, recipe["command"], commands);
@@ -101,6 +98,7 @@ Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const
   } else {
     const std::string dtype = text_at(known, "dtype"), older = text_at(recipe, "dtype");
     recipe.erase("dtype");
+    if (!model.empty()) recipe["model"] = model;
     const fs::path file = folder / (sanitized_run_name(manifest.recipe_name) + ".json");
     write_file_atomically(file, to_json_text(recipe, 2) + "\n");
     rerun.arguments = {record.kind == "train" ? "train" : "run", file.string()};
@@ -149,22 +147,6 @@ Rerun of_triage(const LoadedRecord& record, const fs::path& folder) {
   return rerun;
 }
 
-Rerun of_campaign(const LoadedRecord& record, const fs::path& folder) {
-  const Json how = made_by(record);
-  Json recipe = report::at(how, "recipe");
-  if (!report::at(recipe, "diagnose").is_object())
-    refuse(record, fmt::format("it does not say how it was made: there is no {} with its recipe",
-                               provenance_of_store(store_of(record)).string()));
-  Rerun rerun;
-  rerun.result = folder / "again.sqlite";
-  recipe["diagnose"]["store"] = rerun.result.string();
-  const fs::path file = folder / "campaign.json";
-  write_file_atomically(file, to_json_text(recipe, 2) + "\n");
-  rerun.arguments = {"run", file.string(), "--dtype=" + text_at(report::at(how, "model"), "dtype"),
-                     "--device=" + text_at(how, "device")};
-  return rerun;
-}
-
 // The hash of the final weights, where a checkpoint is left.
 Json checkpoint_of(const LoadedRecord& record) {
   std::vector<fs::path> found;
@@ -183,17 +165,17 @@ Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::
                  const RerunChoice& choice) {
   Rerun rerun;
   if (record.kind == "experiment")
-    rerun = rerun_of_experiment(record, folder, choice);
+    rerun = rerun_of_experiment(record, text_at(model_of(record, choice), "path"), folder, choice);
   else if (!choice.arms.empty() || !choice.seeds.empty())
     refuse(record, "--arms and --seeds choose trials of an experiment, and it is none");
   else if (record.manifest)
-    rerun = of_run_directory(record, folder, commands);
+    rerun = of_run_directory(record, folder, commands, choice);
   else if (record.kind == "race")
     rerun = of_race(record, folder);
   else if (record.kind == "triage")
     rerun = of_triage(record, folder);
   else if (record.kind == "campaign")
-    rerun = of_campaign(record, folder);
+    rerun = rerun_of_campaign(record, made_by(record), text_at(model_of(record, choice), "path"), folder);
   else
     refuse(
         record,
@@ -210,13 +192,17 @@ std::vector<Json> versions_of(const LoadedRecord& record, const RerunChoice& cho
   if (record.kind == "experiment") return versions_of_trials(record, choice);
   const Json who = made_by(record);
   const Json& versions = report::at(who, "versions");
-  return versions.is_object() ? std::vector<Json>{versions} : std::vector<Json>{};
+  if (!versions.is_object()) return {};
+  std::vector<Json> all = {versions};
+  for (const Json& later : report::items(report::at(who, "later_versions"))) all.push_back(later);
+  return all;
 }
 
-Json model_of(const LoadedRecord& record) {
-  const Json who = made_by(record);
-  const Json& model = report::at(who, "model");
-  return model.is_object() ? model : Json::object();
+Json model_of(const LoadedRecord& record, const RerunChoice& choice) {
+  Json model = report::at(made_by(record), "model");
+  if (!model.is_object()) return Json::object();
+  if (!choice.model.empty()) model["path"] = choice.model;
+  return model;
 }
 
 Json environment_of(const LoadedRecord& record) {
@@ -228,6 +214,7 @@ Json environment_of(const LoadedRecord& record) {
 Json content_of(const LoadedRecord& record, const Rerun& rerun) {
   if (record.kind == "race") return record.document;
   if (record.kind == "experiment") return content_of_experiment(record, rerun);
+  if (record.kind == "campaign") return content_of_campaign(record);
   Json content = {{"events", record.events}};
   if (record.summary)
     content["summary"] = {{"step_reached", record.summary->step_reached},

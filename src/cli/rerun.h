@@ -13,8 +13,9 @@
 
 namespace faultline::cli {
 
-struct RerunChoice {  // of an experiment's trials, as --arms and --seeds write it; "": all
-  std::string arms, seeds;
+struct RerunChoice {
+  std::string arms, seeds;  // of an experiment's trials, as --arms and --seeds write it; "": all
+  std::string model;        // where the record's model is now; "": where it was
 };
 
 struct Rerun {
@@ -32,7 +33,8 @@ Rerun plan_rerun(const report::LoadedRecord& record, const std::filesystem::path
 
 // Of the programs that made it; none where it does not say.
 std::vector<Json> versions_of(const report::LoadedRecord& record, const RerunChoice& choice);
-Json model_of(const report::LoadedRecord& record);        // path and fingerprint; {} where there is none
+// Path and fingerprint, the path as chosen; {} where the record names none.
+Json model_of(const report::LoadedRecord& record, const RerunChoice& choice);
 Json environment_of(const report::LoadedRecord& record);  // as recorded
 
 // What two runs of one question must agree in, without times and paths.

@@ -24,7 +24,7 @@ std::string label_of(const std::string& arm, int64_t seed) { return fmt::format(
 }
 
 struct Trials {
-  std::set<std::string> arms;
+  std::set<std::string> arms, devices;
   std::set<int64_t> seeds;
   std::vector<const Json*> chosen;  // events of the record
   std::size_t of_the_table = 0;
@@ -55,21 +55,27 @@ Trials choose(const LoadedRecord& record, const RerunChoice& choice) {
                                    "has, or let it finish first",
                                    arm, seed));
       trials.chosen.push_back(found->second);
+      trials.devices.insert(found->second->at("outcome").at("device").get<std::string>());
     }
   trials.of_the_table = known.size();
   return trials;
 }
 
-// Rows by the name of their arm or contrast: the order of arms is no result.
+// Rows by the name of their arm or contrast: the order of arms is no result, and times are none.
 Json by_name(const Json& rows, const char* key) {
   Json named = Json::object();
-  for (const Json& row : rows) named[row.at(key).get<std::string>()] = row;
+  for (Json row : rows) {
+    for (const char* time : {"seconds_a_step", "noise_seconds_a_step", "overhead", "earlier_attempts"}) row.erase(time);
+    const auto name = row.at(key).get<std::string>();
+    named[name] = std::move(row);
+  }
   return named;
 }
 
 }  // namespace
 
-Rerun rerun_of_experiment(const LoadedRecord& record, const fs::path& folder, const RerunChoice& choice) {
+Rerun rerun_of_experiment(const LoadedRecord& record, const std::string& model, const fs::path& folder,
+                          const RerunChoice& choice) {
   std::error_code ignored;
   if (!fs::exists(record.path / "experiment.json", ignored))
     refuse(record, "there is no experiment.json: it does not say how it was made");
@@ -77,6 +83,12 @@ Rerun rerun_of_experiment(const LoadedRecord& record, const fs::path& folder, co
   const Json plan = read_experiment_plan(record.path);
   Json recipe = plan.at("recipe");
   Json& experiment = recipe.at("experiment");
+  for (const std::string& arm : trials.arms)
+    if (!experiment.at("arms").contains(arm)) refuse(record, fmt::format("its recipe has no arm '{}'", arm));
+  if (trials.devices.size() > 1)
+    refuse(record, fmt::format("its trials ran on {}; choose those of one device with --arms and --seeds",
+                               fmt::join(trials.devices, " and ")));
+  if (!model.empty()) recipe["model"] = model;
   experiment.erase("scales");  // it is resolved
   experiment["seeds"] = std::max(experiment.at("seeds").get<int64_t>(), *trials.seeds.rbegin() + 1);
   const fs::path file = folder / "experiment-again.json";
@@ -87,11 +99,10 @@ Rerun rerun_of_experiment(const LoadedRecord& record, const fs::path& folder, co
   rerun.whole = trials.chosen.size() == trials.of_the_table;
   for (const Json* trial : trials.chosen)
     rerun.trials.insert(label_of(trial->at("cell").get<std::string>(), trial->at("index").get<int64_t>()));
-  const std::string device = trials.chosen.front()->at("outcome").at("device").get<std::string>();
   rerun.arguments = {"run",  // values after '=': no name in a record is taken for an option
                      file.string(),
                      "--dtype=" + plan.at("dtype").get<std::string>(),
-                     "--device=" + device,
+                     "--device=" + *trials.devices.begin(),
                      fmt::format("--arms={}", fmt::join(trials.arms, ",")),
                      fmt::format("--seeds={}", fmt::join(trials.seeds, ",")),
                      "--out=" + rerun.result.string()};
@@ -105,9 +116,13 @@ Json content_of_experiment(const LoadedRecord& record, const Rerun& rerun) {
     const std::string label = label_of(trial.key.cell, trial.key.index);
     if (!rerun.trials.contains(label)) return;
     Json& one = content["trials"][label];
-    one = {{"seed", trial.seed}, {"status", to_string(trial.status)}, {"evidence", std::move(trial.evidence)}};
+    one = {{"seed", trial.seed},
+           {"status", to_string(trial.status)},
+           {"fingerprint", trial.fingerprint},
+           {"evidence", std::move(trial.evidence)}};
     for (const char* key : {"results", "complaints", "curves"})
       if (trial.outcome.contains(key)) one[key] = std::move(trial.outcome[key]);
+    if (one.contains("curves")) one["curves"].erase("seconds");
   });
   if (rerun.whole)
     content["table"] = {{"arms", by_name(record.document.at("arms"), "arm")},

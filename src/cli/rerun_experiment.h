@@ -5,8 +5,9 @@
 
 namespace faultline::cli {
 
-Rerun rerun_of_experiment(const report::LoadedRecord& record, const std::filesystem::path& folder,
-                          const RerunChoice& choice);
+// model: the one that was compared with the record's; "": whatever its recipe names.
+Rerun rerun_of_experiment(const report::LoadedRecord& record, const std::string& model,
+                          const std::filesystem::path& folder, const RerunChoice& choice);
 
 // Of the trials that are made again: results, curves, evidence. Where these are all, the table too.
 Json content_of_experiment(const report::LoadedRecord& record, const Rerun& rerun);

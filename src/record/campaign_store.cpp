@@ -156,6 +156,12 @@ bool CampaignStore::is_there(const TrialKey& key) {
   return row.integer(0) > 0;
 }
 
+bool CampaignStore::empty() {
+  Statement row(database_, "SELECT count(*) FROM (SELECT 1 FROM trial LIMIT 1)");
+  row.step();
+  return row.integer(0) == 0;
+}
+
 int64_t CampaignStore::count(const std::string& cell) {
   Statement row(database_, "SELECT count(*) FROM trial WHERE cell = ?1");
   row.bind(1, cell).step();

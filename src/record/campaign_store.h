@@ -52,6 +52,7 @@ class CampaignStore {
   int64_t set_errors_aside(const std::vector<TrialKey>& keys);
 
   bool is_there(const TrialKey& key);
+  bool empty();
   int64_t count(const std::string& cell);
   void for_each(const std::function<void(Trial&& trial)>& visit);  // by cell, then index
   std::vector<Trial> trials(const std::string& cell);

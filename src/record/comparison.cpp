@@ -34,17 +34,17 @@ class Comparer {
       if (is.contains(key))
         visit(below, value, is.at(key));
       else
-        differ(below, shortened(value), "nothing");
+        missing(below, shortened(value), "nothing");
     }
     for (const auto& [key, value] : is.items())
-      if (!was.contains(key) && !options_.ignored.contains(key)) differ(path + "/" + key, "nothing", shortened(value));
+      if (!was.contains(key) && !options_.ignored.contains(key)) missing(path + "/" + key, "nothing", shortened(value));
   }
 
   void arrays(const std::string& path, const Json& was, const Json& is) {
     const std::size_t both = std::min(was.size(), is.size());
     for (std::size_t i = 0; i < both; ++i) visit(path + "/" + std::to_string(i), was[i], is[i]);
     if (was.size() != is.size())
-      differ(path, std::to_string(was.size()) + " items", std::to_string(is.size()) + " items");
+      missing(path, std::to_string(was.size()) + " items", std::to_string(is.size()) + " items");
   }
 
   void numbers(const std::string& path, const Json& was, const Json& is) {
@@ -58,6 +58,11 @@ class Comparer {
       ++result_.within;
     else
       differ(path, shortened(was), shortened(is));
+  }
+
+  void missing(const std::string& path, std::string was, std::string is) {  // on one side
+    ++result_.values;
+    differ(path, std::move(was), std::move(is));
   }
 
   void differ(const std::string& path, std::string was, std::string is) {

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 #include "base/error.h"
 #include "record/campaign_store.h"
@@ -21,6 +23,12 @@ constexpr std::uintmax_t kLargestFile = std::uintmax_t{1} << 28;
 bool there(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
+}
+
+bool is_store(const fs::path& path) {  // whatever it is called
+  std::array<char, 16> start = {};
+  std::ifstream(path, std::ios::binary).read(start.data(), start.size());
+  return std::string_view(start.data(), start.size()) == std::string_view("SQLite format 3\0", 16);
 }
 
 // Runs `read`; its failure becomes a sentence.
@@ -145,7 +153,7 @@ LoadedRecord load_record(const fs::path& path) {
   record.path = path;
   record.name = (path / ".").lexically_normal().parent_path().filename().string();
   std::error_code ignored;
-  if (fs::is_regular_file(path, ignored) && path.extension() == ".sqlite") {
+  if (fs::is_regular_file(path, ignored) && (path.extension() == ".sqlite" || is_store(path))) {
     record.kind = "campaign";
     read_trials(record, path);
   } else if (fs::is_regular_file(path, ignored)) {

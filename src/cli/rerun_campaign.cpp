@@ -1,0 +1,59 @@
+#include "cli/rerun_campaign.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "base/error.h"
+#include "cli/provenance.h"
+#include "diagnose/diagnose_schema.h"
+#include "recipe/recipe.h"
+#include "record/atomic_file.h"
+#include "report/field.h"
+
+namespace faultline::cli {
+
+namespace fs = std::filesystem;
+using report::LoadedRecord;
+
+fs::path store_of(const LoadedRecord& campaign) {
+  std::error_code ignored;
+  return fs::is_directory(campaign.path, ignored) ? campaign.path / "campaign.sqlite" : campaign.path;
+}
+
+Rerun rerun_of_campaign(const LoadedRecord& record, const Json& how, const std::string& model, const fs::path& folder) {
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(fmt::format("{}: {}", record.path.string(), why));
+  };
+  const fs::path store = store_of(record);
+  std::error_code ignored;
+  if (fs::exists(store.parent_path() / "experiment.json", ignored))
+    refuse("it belongs to an experiment; reproduce the experiment's folder, when it has an analysis.json");
+  Json recipe = report::at(how, "recipe");
+  if (!report::at(recipe, "diagnose").is_object())
+    refuse(fmt::format("it does not say how it was made: there is no {} with its recipe",
+                       provenance_of_store(store).filename().string()));
+  if (recipe.at("seed").get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    refuse("its seed is larger than a recipe's can be");
+  Rerun rerun;
+  rerun.result = folder / "again.sqlite";
+  recipe["model"] = model;
+  recipe["diagnose"]["store"] = rerun.result.string();
+  const fs::path file = folder / "campaign.json";
+  write_file_atomically(file, to_json_text(recipe, 2) + "\n");
+  CampaignStore trials(store);
+  if (const auto left = std::ssize(pending_trials(read_campaign(load_recipe(file, {})), trials)); left > 0)
+    refuse(fmt::format("{} of its trials are left to do; only a whole record can be reproduced", left));
+  rerun.arguments = {"run", file.string(), "--dtype=" + how.at("model").at("dtype").get<std::string>(),
+                     "--device=" + how.at("device").get<std::string>()};
+  return rerun;
+}
+
+Json content_of_campaign(const LoadedRecord& record) {
+  Json content = Json::object();
+  for (const Json& event : record.events)
+    content[fmt::format("{}/{}", event.at("cell").get<std::string>(), event.at("index").get<int64_t>())] = event;
+  return content;
+}
+
+}  // namespace faultline::cli
