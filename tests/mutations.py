@@ -59,7 +59,7 @@ MUTATIONS = [
     Mutation("environment: tokens are no secrets", "src/record/environment.cpp", '{"token", "key", "secret", "password"}', '{"tokn", "key", "secret", "password"}', "record_test", "Environment*"),
     Mutation("environment: children get everything", "src/record/environment.cpp", "if (needed || (is_recorded_variable(name) && !names_a_secret(name))) inherited[name] = value;", "(void)needed; inherited[name] = value;", "record_test", "Environment*"),
     Mutation("comparison: close is equal", "src/record/comparison.cpp", "if (apart > 0 && apart <= options_.tolerance)", "if (apart <= options_.tolerance + 1e-12)", "record_test", "Comparison*"),
-    Mutation("comparison: what is new is not looked at", "src/record/comparison.cpp", "if (!was.contains(key) && !options_.ignored.contains(key)) differ(", "if (false) differ(", "record_test", "Comparison*"),
+    Mutation("comparison: what is new is not looked at", "src/record/comparison.cpp", "if (!was.contains(key) && !options_.ignored.contains(key)) missing(", "if (false) missing(", "record_test", "Comparison*"),
     # --- report -----------------------------------------------------------------------------------------------------------
     Mutation("pages: markup from a record is markup", "src/report/html.cpp", "case '<': out += \"&lt;\"; return;", "case '<': out += '<'; return;", "report_test", "Html*:Page*:Charts*"),
     Mutation("pages: a number without evidence is shown", "src/report/eval_rows.cpp", "if (!row.proven) return row;", "", "report_test", "Page*:Kinds*"),
