@@ -1,7 +1,7 @@
 """Breaks the source in small ways (tests/mutations.py), rebuilds, and shows which test notices. A mutation that no test notices
 is a hole.
 
-    python tests/mutate.py --check             each text is still there exactly once; nothing is built
+    python tests/mutate.py --check             each text is still there exactly once, and tests that look; nothing is built
     python tests/mutate.py                     all, in a copy of the checkout under build/mutate
     python tests/mutate.py --here              all, on this working tree, which is restored; uses the folder build/
     python tests/mutate.py --here --only 3,7   some; --seconds N begins none after N seconds
@@ -9,6 +9,7 @@ is a hole.
 """
 
 import argparse
+import fnmatch
 import json
 import pathlib
 import re
@@ -31,9 +32,20 @@ def pattern_of(mutation):
     return r"\s+".join(re.escape(word) for word in mutation.old.split())
 
 
+def suites(root):
+    """-> names of all suites of GoogleTest; where they are instantiated with a prefix, with that too."""
+    names = set()
+    for path in (*root.glob("src/**/*_test.cpp"), *root.glob("tests/*_test.cpp")):
+        text = path.read_text()
+        names.update(re.findall(r"^(?:TYPED_)?TEST(?:_[FP])?\((\w+),", text, re.MULTILINE))
+        names.update(f"{prefix}/{suite}" for prefix, suite in re.findall(r"INSTANTIATE_TEST_SUITE_P\((\w+), (\w+)", text))
+    return names
+
+
 def complaints(root, mutations=MUTATIONS):
-    """-> sentences about mutations whose text is not there exactly once."""
+    """-> sentences about mutations whose text is not there exactly once, or whose filter no suite passes."""
     found = []
+    known = suites(root)
     for number, mutation in enumerate(mutations):
         path = root / mutation.file
         count = len(re.findall(pattern_of(mutation), path.read_text())) if path.exists() else 0
@@ -41,6 +53,9 @@ def complaints(root, mutations=MUTATIONS):
             found.append(f"{number} ({mutation.what}): its text is {count} times in {mutation.file}")
         if mutation.old.split() == mutation.new.split():
             found.append(f"{number} ({mutation.what}): changes nothing")
+        wanted = [pattern.split(".")[0] for pattern in mutation.filter.split("-")[0].split(":")]
+        if not any(fnmatch.fnmatch(suite, pattern) for suite in known for pattern in wanted):
+            found.append(f"{number} ({mutation.what}): no suite is called {mutation.filter}")
     return found
 
 

@@ -58,8 +58,8 @@ MUTATIONS = [
     Mutation("safetensors: sizes may overflow", "src/record/safetensors_header.cpp", "if (overflow || bytes != entry.end - entry.begin) {", "if (!overflow && bytes != entry.end - entry.begin) {", "record_test", "SafetensorsHeader*"),
     Mutation("environment: tokens are no secrets", "src/record/environment.cpp", '{"token", "key", "secret", "password"}', '{"tokn", "key", "secret", "password"}', "record_test", "Environment*"),
     Mutation("environment: children get everything", "src/record/environment.cpp", "if (needed || (is_recorded_variable(name) && !names_a_secret(name))) inherited[name] = value;", "(void)needed; inherited[name] = value;", "record_test", "Environment*"),
-    Mutation("comparison: close is equal", "src/record/comparison.cpp", "if (apart > 0 && apart <= options_.tolerance)", "if (apart <= options_.tolerance + 1e-12)", "record_test", "Comparison*"),
-    Mutation("comparison: what is new is not looked at", "src/record/comparison.cpp", "if (!was.contains(key) && !options_.ignored.contains(key)) missing(", "if (false) missing(", "record_test", "Comparison*"),
+    Mutation("comparison: close is equal", "src/record/comparison.cpp", "if (apart > 0 && apart <= options_.tolerance)", "if (apart <= options_.tolerance + 1e-12)", "record_test", "RecordComparison*"),
+    Mutation("comparison: what is new is not looked at", "src/record/comparison.cpp", "if (!was.contains(key) && !options_.ignored.contains(key)) missing(", "if (false) missing(", "record_test", "RecordComparison*"),
     # --- report -----------------------------------------------------------------------------------------------------------
     Mutation("pages: markup from a record is markup", "src/report/html.cpp", "case '<': out += \"&lt;\"; return;", "case '<': out += '<'; return;", "report_test", "Html*:Page*:Charts*"),
     Mutation("pages: a number without evidence is shown", "src/report/eval_rows.cpp", "if (!row.proven) return row;", "", "report_test", "Page*:Kinds*"),
@@ -126,4 +126,6 @@ MUTATIONS = [
     Mutation("training: a resumed run repeats its events", "src/train/trainer.cpp", "if (directory.events().lines() > state.event_lines) directory.events().rewind(state.event_lines);", "", "train_test", "Checkpoint*"),
     Mutation("diagnosis: exact relations get slack", "src/diagnose/observation.cpp", "return observed.ne(observation.expected.to(observed.scalar_type())).logical_and(both_nan.logical_not());", "return (observed - observation.expected).abs().gt(0.05 * observation.expected.abs()).logical_and(both_nan.logical_not());", "diagnose_test", "Observation*"),
     Mutation("diagnosis: classic's scores are not bounded", "src/diagnose/classic.cpp", "kLargestZ = 1e3;", "kLargestZ = 1e30;", "diagnose_test", "Classic*"),
+    Mutation("analysis: a share of next to nothing is told", "src/experiment/analysis.cpp", "if (control_loss.empty() || mean_of(values_of(control_loss)) < kLeastLoss) return nullptr;", "if (control_loss.empty()) return nullptr;", "experiment_test", "Analysis*"),
+    Mutation("analysis: noise that did nothing had promised it", "src/experiment/analysis.cpp", 'return !counts.empty() && !trial.evidence.contains("aqn") &&', "return !counts.empty() &&", "experiment_test", "Lesson34*"),
 ]

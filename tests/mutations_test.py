@@ -1,5 +1,5 @@
-"""The list of mutations fits the sources: at least 60, each text there exactly once, in every module that has tests. Applying
-them is `tests/mutate.py`'s work and takes an hour."""
+"""The list of mutations fits the sources: at least 60, each text there exactly once, with a suite to notice it, in every module
+that has tests. Applying them is `tests/mutate.py`'s work and takes an hour."""
 
 import pathlib
 
@@ -30,6 +30,7 @@ def test_every_module_is_broken_somewhere():
         (Mutation("no file", "src/base/none.cpp", "x", "y", "base_test"), "0 times"),
         (Mutation("everywhere", "src/base/error.h", "explicit", "", "base_test"), "times in"),
         (Mutation("nothing", "src/base/error.h", "kFound = 1,", "kFound = 1,", "base_test"), "changes nothing"),
+        (Mutation("nobody", "src/base/error.h", "kFound = 1,", "kFound = 2,", "base_test", "NoSuchSuite.*:Comparison*"), "no suite"),
     ],
 )
 def test_a_mutation_that_fits_nowhere_is_found(mutation, says):
