@@ -168,6 +168,10 @@ def test_a_model_that_was_moved_is_named(tmp_path):
     assert reproduce(moved, tmp_path, "--model", tmp_path / "moved" / ".small-model")[0] == 0
     code, text = reproduce(moved, tmp_path, "--model", tiny_folder.make(tmp_path / "other"))
     assert code == 64 and "the model has changed" in text
+    (moved / "provenance.json").unlink()
+    code, text = reproduce(moved, tmp_path, "--model", tmp_path / "moved" / ".small-model")
+    assert code == 64 and "does not say which model it used" in text
+    assert reproduce(moved, tmp_path, "--model", tmp_path / "moved" / ".small-model", "--anyway")[0] == 0, "of the published tables"
 
 
 def test_a_campaign_of_diagnoses_is_reproduced_trial_by_trial(model, tmp_path):

@@ -200,7 +200,7 @@ std::vector<Json> versions_of(const LoadedRecord& record, const RerunChoice& cho
 
 Json model_of(const LoadedRecord& record, const RerunChoice& choice) {
   Json model = report::at(made_by(record), "model");
-  if (!model.is_object()) return Json::object();
+  if (!model.is_object()) model = Json::object();
   if (!choice.model.empty()) model["path"] = choice.model;
   return model;
 }

@@ -33,7 +33,7 @@ Rerun plan_rerun(const report::LoadedRecord& record, const std::filesystem::path
 
 // Of the programs that made it; none where it does not say.
 std::vector<Json> versions_of(const report::LoadedRecord& record, const RerunChoice& choice);
-// Path and fingerprint, the path as chosen; {} where the record names none.
+// Path and fingerprint, the path as chosen; without what neither says.
 Json model_of(const report::LoadedRecord& record, const RerunChoice& choice);
 Json environment_of(const report::LoadedRecord& record);  // as recorded
 
