@@ -60,8 +60,10 @@ def equal(record, tmp_path):
 def test_an_evaluation_is_reproduced_to_the_bit(evaluation, tmp_path):
     result = equal(evaluation, tmp_path)
     assert result["values"] > 50
-    text = launch("reproduce", evaluation, "--out", tmp_path / "again").stdout
-    assert "bit for bit" in text and "-2" in text, "a second reproduction gets a folder of its own"
+    done = launch("reproduce", evaluation, "--out", tmp_path / "again")
+    assert "bit for bit" in done.stdout and "-2" in done.stdout, "a second reproduction gets a folder of its own"
+    assert "100%" in done.stderr, "progress is shown"
+    assert launch("reproduce", evaluation, "--out", tmp_path / "again", "--quiet").stderr == ""
 
 
 def test_an_injection_run_is_reproduced_to_the_bit(model, tmp_path):

@@ -11,9 +11,11 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/output.h"
 #include "cli/provenance.h"
@@ -85,8 +87,8 @@ std::string last_words_of(const fs::path& file) {
   return (error.empty() ? last : error).substr(0, 500);
 }
 
-// Runs this program; its words go to files. The exit status.
-int run_program(const std::vector<std::string>& arguments, const fs::path& folder) {
+// Runs this program; its words go to files, and what it says of its progress also to stderr. The exit status.
+int run_program(const std::vector<std::string>& arguments, const fs::path& folder, bool quiet) {
   std::vector<std::string> words = {"faultline"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
@@ -102,9 +104,23 @@ int run_program(const std::vector<std::string>& arguments, const fs::path& folde
   const int failed = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) throw RuntimeFailure(fmt::format("cannot start faultline: {}", std::strerror(failed)));
+  std::streamoff shown = 0;
+  const auto show_news = [&] {
+    if (quiet) return;
+    std::ifstream stream(errors);
+    stream.seekg(shown);
+    const std::string news{std::istreambuf_iterator<char>(stream), {}};
+    fmt::print(stderr, "{}", news);
+    shown += std::ssize(news);
+  };
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  pid_t ended = 0;
+  while ((ended = ::waitpid(child, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    show_news();
   }
+  show_news();
+  if (ended < 0) throw RuntimeFailure(fmt::format("cannot wait for faultline: {}", std::strerror(errno)));
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -161,8 +177,8 @@ report::LoadedRecord load_whole(const fs::path& path, const std::string& remedy)
   return record;
 }
 
-report::LoadedRecord run_again(const Rerun& rerun, const fs::path& folder) {
-  const int status = run_program(rerun.arguments, folder);
+report::LoadedRecord run_again(const Rerun& rerun, const fs::path& folder, bool quiet) {
+  const int status = run_program(rerun.arguments, folder, quiet);
   const auto broken = [&] {
     return RuntimeFailure(
         fmt::format("the run exited with {} and left no record: {}", status, last_words_of(folder / "stderr.txt")));
@@ -248,7 +264,7 @@ ExitCode reproduce(const Options& options, const Globals& globals) {
   if (!changed.empty() && !options.anyway)
     throw UsageError(fmt::format("{}: {}; --anyway runs it all the same", options.record, joined(changed, "; ")));
   folder.keep();
-  const report::LoadedRecord again = run_again(rerun, folder.path());
+  const report::LoadedRecord again = run_again(rerun, folder.path(), globals.quiet);
   RecordComparison result;
   const std::set<std::string> ignored = record.kind == "experiment" ? std::set<std::string>{} : kTimes;
   compare("", was, content_of(again, rerun), {tolerance, ignored}, result);

@@ -184,7 +184,7 @@ Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::
             "(eval, run, train), the result of a race, the folder of a triage or of an experiment, or the store of a "
             "campaign of diagnoses",
             record.kind));
-  rerun.arguments.insert(rerun.arguments.end(), {"--json", "--quiet"});
+  rerun.arguments.emplace_back("--json");
   return rerun;
 }
 
@@ -214,7 +214,7 @@ Json environment_of(const LoadedRecord& record) {
 Json content_of(const LoadedRecord& record, const Rerun& rerun) {
   if (record.kind == "race") return record.document;
   if (record.kind == "experiment") return content_of_experiment(record, rerun);
-  if (record.kind == "campaign") return content_of_campaign(record);
+  if (record.kind == "campaign" || record.kind == "triage") return content_of_campaign(record);
   Json content = {{"events", record.events}};
   if (record.summary)
     content["summary"] = {{"step_reached", record.summary->step_reached},
