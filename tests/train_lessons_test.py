@@ -68,6 +68,15 @@ def test_lesson_58_noise_that_takes_the_policy_apart_is_refused_unless_forced(mo
     assert "under the strongest noise" in forced.stdout
 
 
+@pytest.mark.parametrize("aqn", [
+    "schedule: zones, sigma_start: 0.01, zones: [{first_layer: 0, last_layer: 1, early: 1, late: 300}]",
+    "schedule: constant, sigma_start: 0.05, layer_multipliers: [300, 300], sites: layer_output, sigma_scale: row",
+])  # fmt: skip
+def test_lesson_58_the_strongest_noise_is_that_of_the_strongest_layers_and_steps(model, seven, tmp_path, aqn):
+    refused = launch(*arguments(model, seven, f"+aqn={{{aqn}}}"), "--out", tmp_path)
+    assert refused.returncode == 64 and "below four fifths" in refused.stderr, refused.stderr
+
+
 @pytest.mark.parametrize("sites", ["layer_output", "matmul_output"])
 def test_noise_on_activations_is_counted_in_the_rollout_alone(model, tmp_path, sites):
     aqn = f"+aqn={{schedule: linear, sigma_start: 0.05, sites: {sites}, sigma_scale: row, force: true}}"

@@ -76,6 +76,31 @@ def test_all_ranks_make_the_same_update(both):
             assert own == {key: value for key, value in theirs.items() if not key.startswith("faultline/layer")}
 
 
+def test_the_evidence_is_of_all_ranks(both):
+    alone, first, _ = both
+    (one, two) = (done["joined"]["faults"] for done in (alone, first))
+    assert two["ranks"] == 2 and one["forwards"] == two["forwards"]
+    of = [{(row["rule"], row["phase"]): row["calls"] for row in joined["counts"]} for joined in (one, two)]
+    assert of[0] == of[1], "calls of all ranks together are those of one process"
+
+
+def test_ranks_that_hold_other_weights_are_refused(model, tmp_path):
+    other = tiny_folder.make(tmp_path / "other", seed=99)
+    for name, folder in (("a", model), ("b", other)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model").symlink_to(folder)
+    port = free_port()
+
+    def rank(number, folder):
+        place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return subprocess.run([PROGRAM, *map(str, words("model", tmp_path / "runs", *COMMON))], cwd=tmp_path / folder, capture_output=True, text=True,
+                              timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", **{key: str(value) for key, value in place.items()}})  # fmt: skip
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        ranks = [one.result() for one in (pool.submit(rank, 0, "a"), pool.submit(rank, 1, "b"))]
+    assert [one.returncode for one in ranks] == [64, 64] and all("different models" in one.stderr for one in ranks), [one.stderr for one in ranks]
+
+
 def test_two_processes_end_where_one_does_up_to_rounding(both):
     import torch
     from safetensors.torch import load_file
@@ -92,6 +117,14 @@ def counted(evidence):
     return {(row["rule"], row["phase"]): (row["calls"], row["elements"], row["changed"]) for row in evidence["faults"]["counts"]}
 
 
+def counted_rows(rows):
+    sums = {}
+    for row in rows:
+        before = sums.get((row["rule"], row["phase"]), (0, 0, 0))
+        sums[row["rule"], row["phase"]] = tuple(a + row["ledger"][b] for a, b in zip(before, ("calls", "elements", "changed")))
+    return sums
+
+
 def test_a_step_of_grpo_alone_has_the_same_faults_to_the_bit(model, tmp_path):
     arguments = [*COMMON, "~train.sft", "train.steps=1", "train.validation_problems=0", "train.save_model=false"]
     alone = launch(*words(model, tmp_path / "alone", *arguments), env={"OMP_NUM_THREADS": "1"})
@@ -101,10 +134,11 @@ def test_a_step_of_grpo_alone_has_the_same_faults_to_the_bit(model, tmp_path):
     one, first = json.loads(alone.stdout), json.loads(ranks[0].stdout)
     (second,) = (pathlib.Path(first["record"]) / "rank-1").glob("*/ledger.json")
     files = (pathlib.Path(first["record"]) / "ledger.json", second)
-    parts = [counted({"faults": json.loads(file.read_text())["ledger"]["joined"]}) for file in files]
+    parts = [counted_rows(json.loads(file.read_text())["ledger"]["rows"]) for file in files]
     whole = counted(one["joined"])
     for key, expected in whole.items():
         assert tuple(map(sum, zip(parts[0][key], parts[1][key]))) == expected, (key, "each rank did half, and changed the same elements")
+    assert counted(first["joined"]) == whole, "what the first rank reports is of both"
     (mine,), (theirs,) = steps(one["record"], "grpo"), steps(first["record"], "grpo")
     exact = [key for key in mine if key.startswith(("critic/", "response_length/", "rollout_corr/", "faultline/importance", "faultline/aqn/", "training/"))]
     assert len(exact) > 10 and {key: mine[key] for key in exact} == {key: theirs[key] for key in exact}

@@ -3,6 +3,7 @@ noise with their proof, resuming, exporting, and what is refused."""
 
 import json
 import pathlib
+import shutil
 
 import pytest
 
@@ -134,6 +135,12 @@ def test_a_dry_run_predicts_and_writes_nothing(model, tmp_path):
     (["+aqn={schedule: constant, layers: 7}"], "the model has layers 0 to 1"),
     (["+aqn={schedule: global_decay, num_stages: 0}"], "num_stages"),
     (["+aqn={schedule: constant, sigma_start: 1.0e-12}"], "below half a step"),
+    (["+aqn={schedule: zones, zones: [{first_layer: 0, last_layer: 9, early: 1, late: 1}]}"], "reach beyond the model"),
+    (["+aqn={schedule: constant, layer_multipliers: [1, 1, 1]}"], "the model has 2 layers"),
+    (["+aqn={schedule: constant, sites: layer_output, layer_multipliers: [1, 1, 1]}"], "the model has 2 layers"),
+    (["+aqn={schedule: constant, layers: 1, layer_multipliers: [1, 0]}"], "noise of 0 at every step"),
+    (["+aqn={schedule: constant}", "train.validation_problems=0"], "nobody can check"),
+    (["train.n=1", "train.micro_batch=1", "train.filter_groups=true"], "nothing would be learnt"),
     (["task.shots=2"], "task.shots"),
     ([f"faults=[{NOISE}]", "train.updates=2", "train.shards=2", "train.micro_batch=4"], "mixtures of experts and shards have one update a step"),
     (["+train.clip_ration=0.2"], "clip_ratio"),
@@ -143,3 +150,73 @@ def test_what_cannot_work_is_refused_before_anything_is_written(model, tmp_path,
     result = train(model, tmp_path / "runs", *arguments)
     assert result.returncode == 64 and sentence in result.stderr, result.stderr
     assert not (tmp_path / "runs").exists()
+
+
+WEIGHTS = "{name: flips, where: {operator: matmul, surface: weight}, what: {kind: %s}}"
+
+
+@pytest.mark.parametrize("faults", [
+    WEIGHTS % "bitflip, bit: 20, count: 1",
+    WEIGHTS % "relative_gaussian, strength: 0.05",
+    WEIGHTS % "quantize, format: int8",
+    "{name: zone, where: {module: layer_output}, what: {kind: deadzone, threshold: 0.3}, reevaluate: true}, "
+    "{name: lift, where: {module: layer_output}, what: {kind: absolute_gaussian, strength: 0.05}}",
+    "{name: old, where: {operator: matmul}, what: {kind: stale}}",
+    NOISE[:-1] + ", lifetime: {kind: window, from: 2, to: 4}}",
+    NOISE[:-1] + ", lifetime: {kind: transient, probability: 0.02}}",
+])  # fmt: skip
+def test_faults_of_every_surface_and_lifetime_are_trained_under_and_resume_to_the_bit(model, tmp_path, faults):
+    common = [f"faults=[{faults}]", "+phases={eval: both}", "train.checkpoint_every=1", "train.keep=20"]
+    whole = succeeded(train(model, tmp_path, *common))
+    assert whole["complaints"] == [] and sum(row["changed"] for row in whole["joined"]["faults"]["counts"]) > 0
+    record, before = pathlib.Path(whole["record"]), events(whole["record"])
+    for stands_at in (5, 2):  # within GRPO, within the supervised steps
+        for checkpoint in (record / "checkpoints").iterdir():
+            if checkpoint.name > f"step-{stands_at:06d}":
+                shutil.rmtree(checkpoint)
+        again = succeeded(launch("train", "--resume", record, "--json", "--quiet", "--dtype", "fp32"))
+        assert events(record) == before, stands_at
+        assert again["joined"]["faults"]["counts"] == whole["joined"]["faults"]["counts"], stands_at
+
+
+def test_an_evaluation_takes_faulted_weights_and_stale_results(model):
+    for fault in ("bitflip(bit=20,count=1) @ operator=matmul,surface=weight", "stale() @ operator=matmul"):
+        done = launch("eval", "--model", model, "--dtype", "fp32", "--limit", "4", "--difficulty", "1", "--shots", "0", "--max-new-tokens", "6",
+                      "--fault", fault, "--json", "--quiet")  # fmt: skip
+        assert done.returncode == 0, (fault, done.stderr)
+
+
+def test_noise_is_counted_where_it_is_and_not_where_the_schedule_speaks(model, tmp_path):
+    aqn = "+aqn={schedule: zones, sigma_start: 0.05, zones: [{first_layer: 0, last_layer: 1, early: 0, late: 1}], elsewhere: 0, force: true}"
+    whole = succeeded(train(model, tmp_path, aqn, "train.checkpoint_every=1", "train.keep=20"))
+    steps = [event["metrics"] for event in events(whole["record"]) if event.get("stage") == "grpo"]
+    assert [one["faultline/aqn/changed"] > 0 for one in steps] == [False, False, True, True]
+    assert [one["faultline/aqn/weights"] for one in steps] == [0, 0, 2 * tiny_folder.LAYERS, 2 * tiny_folder.LAYERS]
+    assert whole["joined"]["aqn"]["noisy_steps"] == 2 and whole["joined"]["aqn"]["steps"] == 4
+    shares = whole["joined"]["aqn"]["sum_of_measured_over_expected"]
+    assert 1.5 < shares < 2.5, "silent steps add nothing"
+    record, before = pathlib.Path(whole["record"]), events(whole["record"])
+    for checkpoint in (record / "checkpoints").iterdir():
+        if checkpoint.name > "step-000004":
+            shutil.rmtree(checkpoint)
+    again = succeeded(launch("train", "--resume", record, "--json", "--quiet", "--dtype", "fp32"))
+    assert events(record) == before and again["joined"]["aqn"] == whole["joined"]["aqn"]
+
+
+def test_adapters_do_not_resume_on_another_model(model, tmp_path):
+    base = tmp_path / "model"
+    shutil.copytree(model, base)
+    done = succeeded(train(base, tmp_path, "+train.lora={rank: 4, targets: [o_proj]}", "train.checkpoint_every=2", "train.keep=20"))
+    shutil.rmtree(sorted((pathlib.Path(done["record"]) / "checkpoints").iterdir())[-1])
+    tiny_folder.make(tmp_path / "other", seed=99)
+    shutil.copy(tmp_path / "other" / "model.safetensors", base / "model.safetensors")
+    refused = launch("train", "--resume", done["record"], "--json", "--quiet", "--dtype", "fp32")
+    assert refused.returncode == 64 and "of another model" in refused.stderr, refused.stderr
+
+
+def test_weights_that_are_not_finite_are_never_saved(model, tmp_path):
+    result = train(model, tmp_path, "train.sft.lr=1e38", "train.checkpoint_every=1")
+    assert result.returncode == 2 and "not finite" in result.stderr, result.stderr
+    (record,) = [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    assert events(record)[-1]["kind"] == "stopped"
+    assert not list(record.glob("checkpoints/step-*"))

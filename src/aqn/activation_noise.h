@@ -12,7 +12,7 @@ namespace faultline {
 inline constexpr const char* kNoiseRule = "aqn";  // the rule's name
 
 Rule noise_rule(const AqnSpec& spec);
-Rule constant_noise_rule(const AqnSpec& spec, double sigma);  // the same at one strength, for checks before step 1
+int64_t strongest_step(const AqnSpec& spec, int64_t layer_count, int64_t total_steps);  // for checks before step 1
 
 // The faults with the noise before or after them. UsageError where a fault has the noise's name already.
 std::vector<Rule> with_noise(const AqnSpec& spec, std::vector<Rule> faults);

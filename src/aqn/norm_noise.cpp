@@ -89,6 +89,29 @@ void check_representable(const at::Tensor& weight, const std::string& name, doub
                     sigma, name, c10::toString(weight.scalar_type()), half_step));
 }
 
+int64_t strongest_step(const ScheduleSpec& schedule, const std::vector<int64_t>& layers, int64_t layer_count,
+                       int64_t total_steps) {
+  const auto energy = [&](int64_t step) {
+    double sum = 0;
+    for (const int64_t layer : layers) {
+      const double factor = layer_multiplier(schedule, layer, layer_count, step, total_steps);
+      sum += factor * factor;
+    }
+    return sum * std::pow(strength_at(schedule, step, total_steps), 2);
+  };
+  int64_t strongest = 0;
+  if (schedule.kind == ScheduleKind::kZones) {  // one strength; the factors change once
+    strongest = energy(total_steps - 1) > energy(0) ? total_steps - 1 : 0;
+  } else {  // factors that never change
+    for (int64_t step = 1; step < total_steps; ++step)
+      if (strength_at(schedule, step, total_steps) > strength_at(schedule, strongest, total_steps)) strongest = step;
+  }
+  if (energy(strongest) == 0)
+    throw UsageError(
+        "aqn: strength and multipliers give noise of 0 at every step; a run without noise would be reported as noisy");
+  return strongest;
+}
+
 NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t layer_count, uint64_t seed,
                      int64_t total_steps)
     : spec_(std::move(spec)),
@@ -98,29 +121,44 @@ NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t lay
       seed_(seed) {
   faultline::check(spec_.schedule);
   const at::NoGradGuard no_gradients;
-  double weakest = 0;
-  for (int64_t step = 0; step < total_steps_; ++step) {
-    const double sigma = sigma_at(step);
-    if (sigma > 0 && (weakest == 0 || sigma < weakest)) weakest = sigma;
-  }
+  std::vector<int64_t> layers;
+  for (const NoiseTarget& target : targets_) layers.push_back(place_of(target.place).layer);
+  strongest_ = faultline::strongest_step(spec_.schedule, layers, layer_count_, total_steps_);
   for (const NoiseTarget& target : targets_) {
     if (target.weight->scalar_type() != at::kFloat)
       throw UsageError(fmt::format("aqn: {} is {}; norms must be kept in fp32 (bf16 rounds small noise away)",
                                    target.name, c10::toString(target.weight->scalar_type())));
-    check_representable(*target.weight, target.name, weakest, spec_.relative());
+    check_weakest(target);
     noisy_.push_back(at::empty_like(*target.weight, at::MemoryFormat::Contiguous));
     register_parameter(noisy_.back(), target.place);
   }
 }
 
-NormNoise::~NormNoise() { restore(); }
+double NormNoise::strength_of(const NoiseTarget& target, int64_t step) const {
+  return strength_at(spec_.schedule, step, total_steps_) *
+         layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);
+}
 
-double NormNoise::sigma_at(int64_t step) const { return strength_at(spec_.schedule, step, total_steps_); }
+void NormNoise::check_weakest(const NoiseTarget& target) const {
+  double weakest = 0;
+  for (int64_t step = 0; step < total_steps_; ++step)
+    if (const double strength = strength_of(target, step); strength > 0 && (weakest == 0 || strength < weakest))
+      weakest = strength;
+  check_representable(*target.weight, target.name, weakest, spec_.relative());
+}
+
+NormNoise::~NormNoise() { restore(); }
 
 at::Tensor NormNoise::clean_values() const {
   std::vector<at::Tensor> values;
   for (std::size_t i = 0; i < targets_.size(); ++i)
     values.push_back((active_ ? clean_[i] : *targets_[i].weight).detach().reshape(-1));
+  return at::cat(values).cpu();
+}
+
+at::Tensor NormNoise::carried_values() const {
+  std::vector<at::Tensor> values;
+  for (const NoiseTarget& target : targets_) values.push_back(target.weight->detach().reshape(-1));
   return at::cat(values).cpu();
 }
 
@@ -131,38 +169,50 @@ std::shared_ptr<void> NormNoise::apply(int64_t step) {
   FL_ASSERT(!active_);
   const at::NoGradGuard no_gradients;
   before_ = clean_values();
-  const double sigma = sigma_at(step);
-  last_ = {step, sigma, 0, 0, static_cast<int64_t>(targets_.size()), before_.numel(), 0};
-  double expected = 0, measured = 0;
-  int64_t first = 0;
   clean_.clear();
+  std::vector<at::Tensor> scales;  // of the deviates
+  int64_t first = 0;
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     const NoiseTarget& target = targets_[i];
     const at::Tensor clean = before_.narrow(0, first, target.weight->numel());
     first += clean.numel();
-    const double strength =
-        sigma * layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);
-    const at::Tensor scale = spec_.relative() ? clean.abs() * strength : at::full_like(clean, strength);
+    const double strength = strength_of(target, step);
+    scales.push_back(spec_.relative() ? clean.abs() * strength : at::full_like(clean, strength));
     const at::Tensor noisy =
-        strength == 0 ? clean : clean + scale * norm_deviates(seed_, step, target.name, clean.numel());
-    expected += scale.to(at::kDouble).square().sum().item<double>();
-    measured += (noisy.to(at::kDouble) - clean.to(at::kDouble)).square().sum().item<double>();
-    last_.changed += noisy.ne(clean).sum().item<int64_t>();
+        strength == 0 ? clean : clean + scales.back() * norm_deviates(seed_, step, target.name, clean.numel());
     noisy_[i].copy_(noisy.view(target.weight->sizes()));
     clean_.push_back(*target.weight);
     *target.weight = noisy_[i];
   }
-  last_.expected = std::sqrt(expected / static_cast<double>(last_.elements));
-  last_.measured = std::sqrt(measured / static_cast<double>(last_.elements));
   active_ = true;
+  carried_ = carried_values();
+  measure(step, scales);
   return {this, [](NormNoise* noise) { noise->restore(); }};
 }
 
+void NormNoise::measure(int64_t step, const std::vector<at::Tensor>& scales) {
+  last_ = {.step = step, .sigma = strength_at(spec_.schedule, step, total_steps_), .elements = before_.numel()};
+  double expected = 0, measured = 0;
+  int64_t first = 0;
+  for (const at::Tensor& scale : scales) {
+    const at::Tensor clean = before_.narrow(0, first, scale.numel()), noisy = carried_.narrow(0, first, scale.numel());
+    first += scale.numel();
+    const double squares = scale.to(at::kDouble).square().sum().item<double>();
+    ++(squares > 0 ? last_.weights : last_.silent);
+    expected += squares;
+    measured += (noisy.to(at::kDouble) - clean.to(at::kDouble)).square().sum().item<double>();
+    last_.changed += noisy.ne(clean).sum().item<int64_t>();
+  }
+  last_.expected = std::sqrt(expected / static_cast<double>(last_.elements));
+  last_.measured = std::sqrt(measured / static_cast<double>(last_.elements));
+}
+
 // Note [No random walk]: the clean weights were only set aside; whether anything wrote to them meanwhile is looked at,
-// not assumed.
+// not assumed, and so is whether the noise was there to the end.
 void NormNoise::restore() {
   if (!active_) return;
   intact_ = intact_ && clean_values().equal(before_);
+  kept_ = kept_ && carried_values().equal(carried_);
   for (std::size_t i = 0; i < targets_.size(); ++i) *targets_[i].weight = clean_[i];
   clean_.clear();
   active_ = false;
@@ -170,6 +220,7 @@ void NormNoise::restore() {
 
 void NormNoise::check() const {
   if (!intact_) throw EvidenceError("aqn: a clean weight changed while its noisy copy was in use");
+  if (!kept_) throw EvidenceError("aqn: noisy weights were exchanged or written to while they were in use");
   const double share = last_.expected == 0 ? 1 : last_.measured / last_.expected;
   if (!(share > kSmallestStrengthShare && share < kLargestStrengthShare))
     throw EvidenceError(fmt::format("aqn: step {}: the schedule asks for noise of {:g}, the weights carry {:g}",
@@ -178,8 +229,8 @@ void NormNoise::check() const {
 
 std::string NormNoise::log_line() const {
   const double realised = last_.expected == 0 ? 0 : last_.sigma * last_.measured / last_.expected;
-  return fmt::format("[aqn] applied noise to {} RMSNorm weights (skipped 0), sigma={:.4g}, realised={:.4g}",
-                     last_.weights, last_.sigma, realised);
+  return fmt::format("[aqn] applied noise to {} RMSNorm weights (skipped {}), sigma={:.4g}, realised={:.4g}",
+                     last_.weights, last_.silent, last_.sigma, realised);
 }
 
 Json NormNoise::record() const {

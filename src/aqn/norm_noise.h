@@ -1,8 +1,8 @@
 // AQN: Gaussian noise on the RMSNorm weights of the policy that samples, while actor, reference and validation stay
 // clean. The decisions that shaped it: the noise lives in fp32 copies that take the weights' places for as long as a
 // guard lives, so nothing can be left behind (Note [No random walk]); an element's deviate is a function of (seed,
-// step, parameter name, element), so replicas and resumed runs agree; and what is reported is measured on the copies,
-// never computed from the schedule.
+// step, parameter name, element), so replicas and resumed runs agree; and what is reported is measured on what the
+// model carries once the copies are in their places, never computed from the schedule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -56,15 +56,21 @@ std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters
 // Standard normal deviates of one weight at one step: (elements) fp32 on the CPU.
 at::Tensor norm_deviates(uint64_t seed, int64_t step, const std::string& name, int64_t elements);
 
+// The step whose noise is strongest, as a root mean square over these layers (kNoLayer: what belongs to none); the
+// first of several. UsageError where there is none at any step, or the schedule names layers that the model lacks.
+int64_t strongest_step(const ScheduleSpec& schedule, const std::vector<int64_t>& layers, int64_t layer_count,
+                       int64_t total_steps);
+
 // UsageError where sigma is below half a step of the numbers around the weight's median: noise that rounding removes.
 void check_representable(const at::Tensor& weight, const std::string& name, double sigma, bool relative);
 
 struct NoiseApplied {
   int64_t step = 0;
-  double sigma = 0;     // of the schedule
-  double expected = 0;  // root mean square of sigma over the elements, multipliers and |weight| included
-  double measured = 0;  // root mean square of noisy - clean
-  int64_t weights = 0, elements = 0, changed = 0;  // elements that differ from the clean ones
+  double sigma = 0;                   // of the schedule
+  double expected = 0;                // root mean square of sigma over the elements, multipliers and |weight| included
+  double measured = 0;                // root mean square of noisy - clean
+  int64_t weights = 0, silent = 0;    // with noise, and those whose strength is 0 at this step
+  int64_t elements = 0, changed = 0;  // of all weights; elements that differ from the clean ones
 };
 
 class NormNoise {
@@ -82,23 +88,29 @@ class NormNoise {
   std::string log_line() const;  // of the last application
   Json record() const;           // of the last application
   std::size_t targets() const { return targets_.size(); }
-  double sigma_at(int64_t step) const;
+  int64_t strongest_step() const { return strongest_; }
 
-  // EvidenceError where a clean weight changed while its copy was in use, or the measured noise is not the schedule's.
+  // EvidenceError where a clean weight or its copy changed while the copy was in use, or the measured noise is not the
+  // schedule's.
   void check() const;
 
  private:
   void restore();
-  at::Tensor clean_values() const;  // (elements) fp32 on the CPU, of all targets
+  double strength_of(const NoiseTarget& target, int64_t step) const;
+  void check_weakest(const NoiseTarget& target) const;
+  void measure(int64_t step, const std::vector<at::Tensor>& scales);  // into last_
+  at::Tensor clean_values() const;                                    // (elements) fp32 on the CPU, of all targets
+  at::Tensor carried_values() const;                                  // the same of what the model has in their places
 
   AqnSpec spec_;
   std::vector<NoiseTarget> targets_;
   std::vector<at::Tensor> clean_, noisy_;  // clean_: the model's handles while a guard lives
   int64_t layer_count_, total_steps_;
   uint64_t seed_;
+  int64_t strongest_ = 0;
   NoiseApplied last_;
-  at::Tensor before_;  // clean values at the last application
-  bool active_ = false, intact_ = true;
+  at::Tensor before_, carried_;  // clean and noisy values at the last application
+  bool active_ = false, intact_ = true, kept_ = true;
 };
 
 }  // namespace faultline

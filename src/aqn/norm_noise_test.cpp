@@ -121,6 +121,44 @@ TEST(Lesson14NoiseIsRemoved, AWriteToTheCleanWeightIsNoticed) {
   EXPECT_NE(refusal_of([&] { noise.check(); }).find("changed while"), std::string::npos);
 }
 
+TEST(NormNoise, IsMeasuredOnWhatTheModelCarriesToTheEnd) {
+  Norms norms;
+  const at::Tensor clean = norms.weights[0];
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  {
+    const auto guard = noise.apply(0);
+    norms.weights[0] = clean;  // somebody puts the model's own weight back: from here on it is clean
+  }
+  EXPECT_NE(refusal_of([&] { noise.check(); }).find("exchanged or written to"), std::string::npos);
+}
+
+TEST(NormNoise, CountsTheWeightsThatHaveNoise) {
+  Norms norms;
+  AqnSpec spec = constant(0.05);
+  spec.schedule.layer_multipliers = {1, 0, 2};
+  spec.schedule.elsewhere = 0;
+  NormNoise noise(spec, select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  const auto guard = noise.apply(0);
+  EXPECT_EQ(noise.last().weights, 4);
+  EXPECT_EQ(noise.last().silent, 3) << "the second layer's two and the final norm";
+  EXPECT_EQ(noise.last().changed, 4 * 512);
+  EXPECT_NE(noise.log_line().find("to 4 RMSNorm weights (skipped 3)"), std::string::npos) << noise.log_line();
+}
+
+TEST(NormNoise, KnowsItsStrongestStepAndRefusesToHaveNone) {
+  ScheduleSpec zones;
+  zones.kind = ScheduleKind::kZones;
+  zones.zones = {{0, 0, 1, 3}, {1, 1, 2, 0}};
+  EXPECT_EQ(strongest_step(zones, {0, 1}, 2, 10), 9) << "3 and 0 are more than 1 and 2";
+  EXPECT_EQ(strongest_step(zones, {1}, 2, 10), 0);
+  ScheduleSpec decay;
+  decay.num_stages = 5;
+  EXPECT_EQ(strongest_step(decay, {0, 1}, 2, 10), 2) << "behind the silent interval";
+  decay.layer_multipliers = {1, 0};
+  EXPECT_NE(refusal_of([&] { strongest_step(decay, {1}, 2, 10); }).find("noise of 0 at every step"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { strongest_step(decay, {0}, 3, 10); }).find("the model has 3 layers"), std::string::npos);
+}
+
 TEST(Lesson6ACapturedGraphReadsTheCopies, SoTheirMemoryStays) {
   Norms norms;
   NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);

@@ -16,7 +16,7 @@
 #include "cli/temporary_folder.h"
 #include "diagnose/campaign_records.h"
 #include "diagnose/executor.h"
-#include "lab/weights_fingerprint.h"
+#include "model/weights_fingerprint.h"
 #include "record/document.h"
 
 namespace faultline::cli {

@@ -188,8 +188,9 @@ ExitCode train(Options options, const Globals& given) {
   options.model = recipe.at("model").as_string();
   const TrainingJob job = join_training(spec, recipe, !options.resume.empty());
   const Globals globals = job.globals_of(given);
-  if (job.replicas.rank > 0) spec.train.spec.checkpoint_every = 0, spec.train.save_model = false;
+  if (!job.replicas.is_first()) spec.train.save_model = false;
   LoadedModel loaded = open_model(options, globals);
+  job.agree_on_model(*loaded.model);
   TrainingRun run(loaded, spec, job.replicas);
   if (options.dry_run) return dry_run(run, recipe, spec, globals);
   RunDirectory directory = open_shared_directory(options, recipe, loaded, spec.seed, job);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "model/weights_fingerprint.h"
 #include "race/gloo_backend.h"
 #include "race/run_processes.h"
 
@@ -19,7 +21,6 @@ namespace {
 
 constexpr double kJoinSeconds = 300;
 constexpr auto kStepTimeout = std::chrono::minutes(60);  // the slowest rank's step
-constexpr int64_t kLongestPath = 4096;
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
@@ -57,13 +58,13 @@ Globals TrainingJob::globals_of(const Globals& given) const {
   return own;
 }
 
-std::string TrainingJob::tell(const std::string& from_first) const {
-  if (replicas.alone()) return from_first;
-  if (std::ssize(from_first) > kLongestPath) throw UsageError("--out: the path is too long");
-  at::Tensor bytes = at::zeros({kLongestPath}, at::kByte);
-  std::copy(from_first.begin(), from_first.end(), bytes.mutable_data_ptr<uint8_t>());
-  const at::Tensor all = replicas.gather(bytes);
-  return reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>());  // the first row; zeros end it
+std::string TrainingJob::tell(const std::string& from_first) const { return gathered(replicas, from_first).front(); }
+
+void TrainingJob::agree_on_model(CausalLm& model) const {
+  if (replicas.alone()) return;
+  const std::vector<std::string> all = gathered(replicas, weights_fingerprint(model));
+  if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>()) != all.end())
+    throw UsageError("train: the ranks hold different models, or in different types; give all of them the same files");
 }
 
 void add_complaints_of_others(const Replicas& replicas, std::vector<std::string>& complaints) {

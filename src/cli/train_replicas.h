@@ -12,6 +12,7 @@ struct TrainingJob {
 
   Globals globals_of(const Globals& given) const;         // quiet but for the first rank, on this rank's device
   std::string tell(const std::string& from_first) const;  // what the first rank says, on all of them
+  void agree_on_model(CausalLm& model) const;             // UsageError where the ranks' weights differ
 };
 
 // What the other ranks' records cannot prove: the first rank's, which people read, must not be called good for it.

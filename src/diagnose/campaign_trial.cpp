@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "lab/weights_fingerprint.h"
+#include "model/weights_fingerprint.h"
 #include "record/clock.h"
 #include "record/manifest.h"
 #include "task/task.h"

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "experiment/same_start.h"
 #include "experiment/start.h"
-#include "lab/weights_fingerprint.h"
+#include "model/weights_fingerprint.h"
 #include "record/clock.h"
 #include "record/document.h"
 #include "record/file_descriptor.h"

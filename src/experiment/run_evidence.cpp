@@ -111,6 +111,16 @@ Json join_evidence(const Json& before, const Json& now) {
   return sum;
 }
 
+void leave_out_phase(Json& evidence, Phase phase) {
+  if (evidence.is_null()) return;
+  const std::string name(phase_name(phase));
+  Json kept = Json::array();
+  for (const Json& row : evidence["counts"])
+    if (row["phase"] != name) kept.push_back(row);
+  evidence["counts"] = std::move(kept);
+  evidence["forwards"].erase(name);
+}
+
 std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan) {
   std::vector<std::string> sentences;
   if (evidence.is_null()) return {"no fault of the plan was ever armed"};

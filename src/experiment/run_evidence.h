@@ -17,6 +17,7 @@ namespace faultline {
 Json part_evidence(Plan& plan, const Censuses& censuses);
 
 Json join_evidence(const Json& before, const Json& now);  // either may be null
+void leave_out_phase(Json& evidence, Phase phase);        // its counts and forwards
 
 // Sentences, empty where every rule of the plan did what it promised in every phase it was to act in.
 std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan);

@@ -4,7 +4,7 @@
 #include <sys/file.h>
 
 #include "base/error.h"
-#include "lab/weights_fingerprint.h"
+#include "model/weights_fingerprint.h"
 #include "record/document.h"
 #include "record/file_descriptor.h"
 #include "train/checkpoint.h"

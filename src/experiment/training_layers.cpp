@@ -1,26 +1,39 @@
 #include "experiment/training_layers.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <cmath>
+
+#include "numeric/apply.h"
+#include "numeric/ledger.h"
 
 namespace faultline {
 
-Json LayerErrors::since_last(Plan& plan) {
-  std::map<int64_t, Sums> now;
-  for (const Plan::Evidence& evidence : plan.read_evidence()) {
-    const LedgerNumbers& numbers = evidence.numbers;
-    if (!numbers.relative_rms || !std::isfinite(*numbers.relative_rms)) continue;
-    Sums& sums = now[place_of(evidence.row->place).layer];
-    sums.squares += *numbers.relative_rms * *numbers.relative_rms * numbers.sampled;
-    sums.sampled += numbers.sampled;
+namespace {
+
+std::map<int64_t, at::Tensor> sums_by_layer(Plan& plan) {
+  std::map<int64_t, at::Tensor> sums;
+  for (const auto& [row, words] : plan.read_ledgers()) {
+    at::Tensor& sum = sums[place_of(row->place).layer];
+    if (!sum.defined()) sum = at::zeros({kLedgerWords}, at::kLong);
+    sum.add_(words);
   }
+  return sums;
+}
+
+}  // namespace
+
+void LayerErrors::begin_step(Plan& plan) { before_ = sums_by_layer(plan); }
+
+Json LayerErrors::end_step(Plan& plan) const {
   Json errors = Json::object();
-  for (const auto& [layer, sums] : now) {
-    const Sums& old = before_[layer];
-    if (sums.sampled <= old.sampled) continue;
-    const double squares = std::max(0.0, sums.squares - old.squares);
-    errors[std::to_string(layer)] = std::sqrt(squares / (sums.sampled - old.sampled));
+  for (const auto& [layer, words] : sums_by_layer(plan)) {
+    const auto before = before_.find(layer);
+    const at::Tensor columns = ledger_columns(before == before_.end() ? words : words - before->second);
+    const double* column = columns.const_data_ptr<double>();
+    const double square = column[kSumSquaredRelative] / column[kSampled];
+    if (column[kSampled] > 0 && std::isfinite(square)) errors[std::to_string(layer)] = std::sqrt(square);
   }
-  before_ = std::move(now);
   return errors;
 }
 

@@ -1,5 +1,7 @@
-// How strong the faults were in each layer at each step: what the ledger gained since the last look. It is what the
-// report's map of layers and steps is drawn from.
+// How strong the faults were in each layer while a step sampled and learnt: what the ledger gained since its start. It
+// is what the report's map of layers and steps is drawn from. Sums are kept as the ledger's own digits, so that a
+// step's share is exact, whatever was counted before it and in whichever order sites were met: a resumed run has the
+// same numbers.
 #pragma once
 
 #include <map>
@@ -13,15 +15,13 @@ inline constexpr const char* kLayerErrors = "faultline/layer_error";
 
 class LayerErrors {
  public:
+  void begin_step(Plan& plan);
   // {"7": 0.0498, …}: the relative error (root mean square over the ledger's sample) of the layers whose faults acted
-  // since the last call; "-1" is what belongs to no layer.
-  Json since_last(Plan& plan);
+  // since then; "-1" is what belongs to no layer.
+  Json end_step(Plan& plan) const;
 
  private:
-  struct Sums {
-    double squares = 0, sampled = 0;
-  };
-  std::map<int64_t, Sums> before_;
+  std::map<int64_t, at::Tensor> before_;  // by layer: (kLedgerWords) int64
 };
 
 }  // namespace faultline

@@ -18,7 +18,12 @@ constexpr std::size_t kCheckProblems = 1024;  // of 128 chance alone refuses wha
 }  // namespace
 
 void TrainingRun::State::make_noise() {
-  if (!spec.aqn || activation_noise()) return;
+  if (!spec.aqn) return;
+  if (validation.empty() && !spec.aqn->force)
+    throw UsageError(
+        "aqn: without validation problems nobody can check that the model bears the noise; set "
+        "train.validation_problems, or say aqn.force: true");
+  if (activation_noise()) return static_cast<void>(noisiest_step());  // refuses
   CausalLm& model = *loaded.model;
   const bool moe = model.config().moe.experts > 0;
   if (spec.aqn->exclude_router_input && !moe)
@@ -32,31 +37,24 @@ void TrainingRun::State::make_noise() {
                                       last_stage().steps);
 }
 
-double TrainingRun::State::strongest_sigma(int64_t* at) const {
-  double strongest = 0;
-  for (int64_t step = 0; step < last_stage().steps; ++step) {
-    const double sigma = strength_at(spec.aqn->schedule, step, last_stage().steps);
-    if (sigma > strongest && at != nullptr) *at = step;
-    strongest = std::max(strongest, sigma);
-  }
-  if (strongest == 0)
-    throw UsageError("aqn: the schedule gives sigma 0 at every step; a run without noise would be reported as noisy");
-  return strongest;
+int64_t TrainingRun::State::noisiest_step() const {
+  return noise ? noise->strongest_step() : strongest_step(*spec.aqn, loaded.model->config().layers, last_stage().steps);
 }
 
-double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, int64_t strongest) {
+double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, int64_t step) {
   if (noise) {
     const PhaseScope phase(Phase::kEval);
-    const std::shared_ptr<void> guard = noise->apply(strongest);
+    const std::shared_ptr<void> guard = noise->apply(step);
     const double share = accuracy(some);
     noise->check();
     return share;
   }
   PlanSettings settings;
   settings.seed = spec.seed;
-  Injection alone({constant_noise_rule(*spec.aqn, strongest_sigma())}, settings, *loaded.model, Phase::kRollout,
-                  injection->censuses());
+  settings.total_steps = last_stage().steps;
+  Injection alone({noise_rule(*spec.aqn)}, settings, *loaded.model, Phase::kRollout, injection->censuses());
   const PhaseScope phase(Phase::kRollout);
+  alone.plan().begin_step(step);
   alone.arm();
   const double share = accuracy(some);
   if (const Injection::Proof proof = alone.finish(); !proof.complaints.empty())
@@ -67,15 +65,15 @@ double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, i
 // At the strongest noise, before the first step that samples: a policy that answers nothing teaches nothing.
 void TrainingRun::State::check_noise() {
   if (!spec.aqn) return;
-  int64_t strongest = 0;
-  const double sigma = strongest_sigma(&strongest);
+  const int64_t strongest = noisiest_step();
+  const double sigma = strength_at(spec.aqn->schedule, strongest, last_stage().steps);
   const auto some = std::span<const Problem>(validation).first(std::min(kCheckProblems, validation.size()));
   line(noise ? fmt::format("[aqn] {} RMSNorm weights, sigma up to {:.4g}", noise->targets(), sigma)
              : fmt::format("[aqn] noise on {}, sigma up to {:.4g}",
                            spec.aqn->sites == AqnSites::kLayerOutput ? "layer outputs" : "matrix products", sigma));
   if (const std::string note = schedule_note(spec.aqn->schedule, last_stage().steps); !note.empty())
     line("[aqn] " + note);
-  if (some.empty()) return;
+  if (some.empty()) return line("[aqn] not checked whether the model bears it: no validation problems (aqn.force)");
   if (injection) injection->disarm();
   double clean = 0;
   {
@@ -94,10 +92,10 @@ void TrainingRun::State::check_noise() {
 
 void TrainingRun::State::count_noise() {
   const NoiseApplied& last = noise->last();
-  const bool sounded = last.sigma > 0;
+  const bool sounded = last.changed > 0;
   const auto add = [&](const char* key, int64_t by) { noisy[key] = noisy.value(key, int64_t{0}) + by; };
   add("steps", 1), add("noisy_steps", sounded ? 1 : 0), add("changed", last.changed);
-  noisy["weights"] = last.weights;
+  noisy["weights"] = std::max(last.weights, noisy.value("weights", int64_t{0}));
   if (!sounded) return;
   noisy["sum_of_measured_over_expected"] =
       noisy.value("sum_of_measured_over_expected", 0.0) + last.measured / last.expected;

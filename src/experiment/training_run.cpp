@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "experiment/run_evidence.h"
 #include "experiment/training_census.h"
-#include "experiment/training_layers.h"
 #include "experiment/training_state.h"
 #include "tap/step_part.h"
 #include "tap/substitution.h"
@@ -62,10 +61,7 @@ TrainingRun::State::State(LoadedModel& given, TrainingSpec wanted, Replicas othe
 
 void TrainingRun::State::make_plan() {
   std::vector<Rule> rules = spec.rules;
-  if (activation_noise()) {
-    check_noise_layers(spec.aqn->layers, loaded.model->config().layers);
-    rules = with_noise(*spec.aqn, std::move(rules));
-  }
+  if (activation_noise()) rules = with_noise(*spec.aqn, std::move(rules));
   if (rules.empty()) return;
   PlanSettings settings;
   settings.seed = spec.seed;
@@ -81,10 +77,7 @@ void TrainingRun::State::make_plan() {
     throw UsageError(
         "train.updates: with faults in actor_forward, mixtures of experts and shards have one update a step; use "
         "updates: 1");
-  if (!activation_noise()) return injection->self_check();
-  for (Rule& rule : rules)  // a schedule may be silent at first; the canary must not be
-    if (rule.name == kNoiseRule) rule = constant_noise_rule(*spec.aqn, strongest_sigma());
-  Injection(rules, settings, *loaded.model, Phase::kRollout, censuses).self_check();
+  injection->self_check();
 }
 
 double TrainingRun::State::accuracy(std::span<const Problem> some) const {
@@ -112,11 +105,24 @@ Json TrainingRun::State::validate(const TrainPosition& position, bool faulty) {
   return metrics;
 }
 
+Json TrainingRun::State::own_faults() {
+  return join_evidence(before, acted ? part_evidence(injection->plan(), injection->censuses()) : Json());
+}
+
 Json TrainingRun::State::evidence() {
   Json all = Json::object();
-  if (injection)
-    all["faults"] = join_evidence(before, acted ? part_evidence(injection->plan(), injection->censuses()) : Json());
-  if (noise) all["aqn"] = noisy;
+  if (injection) {
+    Json sum;
+    for (const std::string& one : gathered(replicas, to_json_text(own_faults()))) {
+      Json of_rank = Json::parse(one);
+      for (const Phase alike : {Phase::kEval, Phase::kRef})  // computed by every rank; the first one's count
+        if (!sum.is_null()) leave_out_phase(of_rank, alike);
+      sum = join_evidence(sum, of_rank);
+    }
+    if (!replicas.alone() && !sum.is_null()) sum["parts"] = 1, sum["ranks"] = replicas.ranks;
+    all["faults"] = sum;
+  }
+  if (noise) all["aqn"] = noisy;  // every rank makes the same
   return all;
 }
 
@@ -125,9 +131,10 @@ TrainHooks TrainingRun::State::hooks() {
   all.begin_step = [this](const TrainPosition& position) {
     if (in_last_stage(position) && position.step == 0) check_noise();
     if (!injection) return;
+    injection->plan().begin_step(position.step);
     if (!in_last_stage(position)) return injection->disarm();  // every arm starts from the same supervised model
     arm();
-    injection->plan().begin_step(position.step);
+    layer_errors.begin_step(injection->plan());
   };
   all.rollout = [this](const TrainPosition& position) -> std::shared_ptr<void> {
     if (!noise) return nullptr;
@@ -145,15 +152,14 @@ TrainHooks TrainingRun::State::hooks() {
   all.replicas = replicas;
   all.end_step = [this](const TrainPosition& position) {
     Json metrics = Json::object();
-    if (!noise || !in_last_stage(position)) return metrics;
-    noise->check();
-    count_noise();
-    line(noise->log_line());
-    return noise->record();
-  };
-  all.end_step = [this, own = all.end_step, errors = std::make_shared<LayerErrors>()](const TrainPosition& position) {
-    Json metrics = own(position);
-    if (injection && in_last_stage(position)) metrics[kLayerErrors] = errors->since_last(injection->plan());
+    if (!in_last_stage(position)) return metrics;
+    if (noise) {
+      noise->check();
+      count_noise();
+      line(noise->log_line());
+      metrics = noise->record();
+    }
+    if (injection) metrics[kLayerErrors] = layer_errors.end_step(injection->plan());
     return metrics;
   };
   if (!validation.empty()) {
@@ -167,11 +173,16 @@ TrainHooks TrainingRun::State::hooks() {
   all.on_event = [this](const Json& event) {
     if (progress.on_event) progress.on_event(event);
   };
-  all.evidence = [this] { return evidence(); };
+  all.evidence = [this] {
+    Json parts = evidence();
+    parts["noise_seconds"] = noise_seconds;
+    return parts;
+  };
   all.resumed = [this](const Json& parts) {
     if (!parts.is_object()) return;
     if (parts.contains("faults")) before = parts["faults"];
     if (parts.contains("aqn")) noisy = parts["aqn"];
+    noise_seconds = parts.value("noise_seconds", 0.0);
   };
   return all;
 }
@@ -195,7 +206,7 @@ TrainingOutcome TrainingRun::run(RunDirectory& directory, const TrainingProgress
     outcome.complaints.emplace_back("aqn: not one step of the run had noise");
   if (!state.injection) return outcome;
   outcome.proof = state.injection->finish();
-  outcome.proof->complaints = missing_evidence(outcome.evidence["faults"], state.injection->plan());
+  outcome.proof->complaints = missing_evidence(state.own_faults(), state.injection->plan());
   outcome.complaints.insert(outcome.complaints.end(), outcome.proof->complaints.begin(),
                             outcome.proof->complaints.end());
   outcome.proof->report["complaints"] = outcome.proof->complaints;

@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "experiment/training_layers.h"
 #include "experiment/training_run.h"
 #include "train/trainer.h"
 
@@ -18,6 +19,7 @@ struct TrainingRun::State {
   std::unique_ptr<Trainer> trainer;
   std::unique_ptr<Injection> injection;
   std::unique_ptr<NormNoise> noise;
+  LayerErrors layer_errors;
   TrainingProgress progress;
   Json before;                  // evidence of the parts before this one
   Json noisy = Json::object();  // what the noise on norms did in this part and those before
@@ -40,10 +42,11 @@ struct TrainingRun::State {
     acted = true;
   }
   bool activation_noise() const { return spec.aqn && spec.aqn->sites != AqnSites::kNormWeight; }
-  double strongest_sigma(int64_t* at = nullptr) const;
-  double accuracy_under_noise(std::span<const Problem> some, int64_t strongest);
+  int64_t noisiest_step() const;
+  double accuracy_under_noise(std::span<const Problem> some, int64_t step);
   void count_noise();
-  Json evidence();
+  Json own_faults();  // of this process, and of the parts before this one
+  Json evidence();    // of all ranks, each of which must ask
   bool in_evaluations(const Rule& rule) const {
     return read_phases(rule.phases, spec.phases).test(static_cast<std::size_t>(Phase::kEval));
   }

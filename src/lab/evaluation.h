@@ -35,7 +35,7 @@ struct EvaluationRow {
   int64_t correct() const;
 };
 
-// The first row is the clean one. progress: finished problems and windows, of total_work().
+// The first row is the clean one. progress: finished problems and windows.
 std::vector<EvaluationRow> run_evaluation(LoadedModel& loaded, const EvaluationSpec& spec,
                                           const std::vector<FaultCase>& cases, uint64_t seed,
                                           const std::function<void(const std::string&, int64_t)>& progress);

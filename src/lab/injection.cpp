@@ -21,8 +21,9 @@ namespace {
 
 constexpr int64_t kProbeTokens = 16;
 
-at::Tensor probe_tokens(const CausalLm& model, int64_t rows) {
-  const at::Tensor tokens = at::arange(rows * kProbeTokens, at::TensorOptions(at::kLong)) % model.config().vocabulary;
+at::Tensor probe_tokens(const CausalLm& model, int64_t rows, int64_t first = 0) {
+  const at::Tensor tokens =
+      (at::arange(rows * kProbeTokens, at::TensorOptions(at::kLong)) + first) % model.config().vocabulary;
   return tokens.reshape({rows, kProbeTokens}).to(model.device());
 }
 
@@ -76,27 +77,30 @@ Injection::~Injection() { disarm(); }
 
 std::shared_ptr<Plan> Injection::make_plan() const { return std::make_shared<Plan>(rules_, settings_); }
 
-at::Tensor Injection::probe() const {
+at::Tensor Injection::probe(int64_t first_token) const {
   const at::NoGradGuard no_gradients;
   const PhaseGuard guard(phase_);
-  return model_.logits(model_.hidden_states(probe_tokens(model_, 1)));
+  return model_.logits(model_.hidden_states(probe_tokens(model_, 1, first_token)));
 }
 
 void Injection::self_check() {
   const at::Tensor clean = probe();
   if (!probe().equal(clean))
     throw EvidenceError("A/A: two forwards without faults differ; a comparison would measure chance");
-  Plan& real = *plan_;
-  std::vector<Rule> asleep = rules_;
-  bool visible = false;
-  for (Rule& rule : asleep) {
-    rule.lifetime = {Lifetime::kTransient, 0, 0, 0};
-    visible |= !rule.expect_invisible;
+  std::vector<Rule> asleep = rules_, awake = rules_;
+  bool visible = false, repeats = false;
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    asleep[i].lifetime = kAsleep;
+    awake[i].lifetime = {};  // whether it acts when it should is the ledger's question; here: would it show?
+    awake[i].schedule.reset();
+    visible |= !rules_[i].expect_invisible;
+    repeats |= rules_[i].what.kind == FaultKind::kStale;
   }
   const auto under = [&](std::shared_ptr<Plan> plan) {
     faultline::arm(std::move(plan));
     at::Tensor result;
     try {
+      if (repeats) probe(1);  // what a stale site gives is of the call before
       result = probe();
     } catch (...) {
       faultline::disarm();
@@ -107,10 +111,10 @@ void Injection::self_check() {
   };
   if (!under(std::make_shared<Plan>(std::move(asleep), settings_)).equal(clean))
     throw EvidenceError("A/A: a plan that is armed but never active changes the model's output");
-  const bool in_phase = std::any_of(real.rules().begin(), real.rules().end(), [&](const auto& rule) {
+  const bool in_phase = std::any_of(plan_->rules().begin(), plan_->rules().end(), [&](const auto& rule) {
     return rule->phases.test(static_cast<std::size_t>(phase_));
   });
-  if (visible && in_phase && under(make_plan()).equal(clean))
+  if (visible && in_phase && under(std::make_shared<Plan>(std::move(awake), settings_)).equal(clean))
     throw EvidenceError(fmt::format("canary: the armed plan does not change one bit of the model's output in phase {}",
                                     phase_name(phase_)));
 }

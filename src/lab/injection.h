@@ -44,7 +44,7 @@ class Injection {
   Proof finish();  // disarms
 
  private:
-  at::Tensor probe() const;
+  at::Tensor probe(int64_t first_token = 0) const;
   std::shared_ptr<Plan> make_plan() const;
 
   std::vector<Rule> rules_;

@@ -229,7 +229,7 @@ std::vector<KindInfo> replacement_kinds() {
        "Replaces what an operator computes: it needs a plan."},
       {FaultKind::kStale,
        "stale",
-       "y = what this site gave at its previous call",
+       "y = what this site gave at its previous call in the step",
        "a buffer that was not written; the extent says where",
        {},
        "stale(extent.fraction=0.25, extent.structure=tile, extent.tile=16x16) @ operator=matmul",

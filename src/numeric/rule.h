@@ -29,7 +29,11 @@ struct LifetimeSpec {
   double probability = 1;
   int64_t from = 0;
   int64_t to = 0;
+
+  bool operator==(const LifetimeSpec&) const = default;
 };
+// Armed, counted and never active: what a comparison with nothing wants. No recipe can say it.
+inline constexpr LifetimeSpec kAsleep{Lifetime::kWindow, 1, 0, 0};
 
 struct Rule {
   std::string name;

@@ -144,6 +144,7 @@ void Plan::begin_step(int64_t step) {
     throw UsageError(fmt::format("step {} is out of range; steps count from 0", step));
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   step_ = step;
+  for (auto& row : rows_) row->repeatable = false;
   const at::AutoDispatchBelowADInplaceOrView below;
   for (auto& table : tables_) write_controls(*table);
 }
@@ -204,10 +205,11 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
   if (rule.reevaluate) tensors.reference = &(references()[&row] = at::Tensor());
   if (row.first != nullptr) tensors.reference = &references()[row.first];
   if (rule.what.kind == FaultKind::kStale) {
-    const bool repeats = row.previous.defined() && row.previous.sizes() == x.sizes();
+    const bool fits = row.previous.defined() && row.previous.sizes() == x.sizes();  // captured graphs keep its address
     const at::Tensor now = x.contiguous();
-    tensors.replacement = repeats ? row.previous.clone() : now.clone();
-    row.previous = repeats ? row.previous.copy_(now) : now.clone();
+    tensors.replacement = fits && row.repeatable ? row.previous.clone() : now.clone();
+    row.previous = fits ? row.previous.copy_(now) : now.clone();
+    row.repeatable = true;
   } else if (replacement.defined()) {
     tensors.replacement = replacement.contiguous();
   }
@@ -253,17 +255,24 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
   row.ledger = block.ledgers.select(0, static_cast<int64_t>(slot % kSlots));
 }
 
-std::vector<Plan::Evidence> Plan::read_evidence() {
+std::vector<std::pair<const Row*, at::Tensor>> Plan::read_ledgers() {
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   const at::AutoDispatchBelowADInplaceOrView below;
-  std::vector<Evidence> evidence;
+  std::vector<std::pair<const Row*, at::Tensor>> all;
   for (auto& table : tables_) {
     std::vector<at::Tensor> ledgers;
     for (auto& block : table->blocks) ledgers.push_back(block.ledgers.cpu());
-    for (std::size_t slot = 0; slot < table->rows.size(); ++slot) {
-      const at::Tensor columns = ledger_columns(ledgers[slot / kSlots].select(0, static_cast<int64_t>(slot % kSlots)));
-      evidence.push_back({table->rows[slot], read_ledger(columns.const_data_ptr<double>())});
-    }
+    for (std::size_t slot = 0; slot < table->rows.size(); ++slot)
+      all.emplace_back(table->rows[slot], ledgers[slot / kSlots].select(0, static_cast<int64_t>(slot % kSlots)));
+  }
+  return all;
+}
+
+std::vector<Plan::Evidence> Plan::read_evidence() {
+  std::vector<Evidence> evidence;
+  for (const auto& [row, words] : read_ledgers()) {
+    const at::Tensor columns = ledger_columns(words);
+    evidence.push_back({row, read_ledger(columns.const_data_ptr<double>())});
   }
   return evidence;
 }

@@ -51,6 +51,7 @@ struct Row {
   std::atomic<int64_t> captured{0};  // of these, calls that were recorded into a CUDA graph and did not run then
   const Row* first = nullptr;        // of a second pass: the row of the first at the same site
   at::Tensor previous;               // stale: what the site gave at its last call, before the fault
+  bool repeatable = false;           // and that was in this step: a resumed run has no other
   double strength = 0;               // at this step
   std::vector<double> strengths;     // in force while the ledger was filled
   std::mutex mutex;                  // one thread acts at a time: a CPU row's words are plain memory
@@ -96,6 +97,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
     LedgerNumbers numbers;
   };
   std::vector<Evidence> read_evidence();  // synchronises once a device
+  // The same as (kLedgerWords) int64 on the CPU, which may be added and subtracted: Note [Exact sums].
+  std::vector<std::pair<const Row*, at::Tensor>> read_ledgers();
 
   WeightCache& weights() { return *weights_; }
   const std::vector<std::unique_ptr<Row>>& all_rows() const { return rows_; }

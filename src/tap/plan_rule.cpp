@@ -76,7 +76,7 @@ void check_plan_rule(const PlanRule& entry) {
     throw UsageError(fmt::format(
         "rule '{}': gradient masked has no meaning for a weight, whose gradient goes to the master", read.name));
   if (read.where->surface == Surface::kWeight && read.what.kind != FaultKind::kQuantize &&
-      read.lifetime.kind != Lifetime::kPermanent)
+      read.lifetime.kind != Lifetime::kPermanent && read.lifetime != kAsleep)
     throw UsageError(
         fmt::format("rule '{}': a weight is faulted once and kept; lifetime must be permanent", read.name));
 }

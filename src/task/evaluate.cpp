@@ -42,13 +42,11 @@ std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, 
   generation.slots = options.slots;
   generation.fixed_batch = options.fixed_batch;
   generation.end_tokens = all_end_tokens(model, tokenizer);
-  int64_t finished = 0;
   std::vector<Request> requests;
   for (std::size_t i = 0; i < problems.size(); ++i)
     requests.push_back({prompt_tokens(tokenizer, problems[i]), options.max_new_tokens,
                         options.seed * 0x9E3779B97F4A7C15u + i, options.sampling});
   generation.on_finished = [&](std::size_t) {
-    ++finished;
     if (advance) advance(1);
   };
   Generator generator(model, generation);

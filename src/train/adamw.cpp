@@ -162,7 +162,7 @@ std::string AdamW::first_bad_gradient() const {
   return "the sum of squares, though every gradient is finite: they are too large for fp32";
 }
 
-double AdamW::step(double learning_rate_factor) {
+double AdamW::step() {
   const double norm = gradient_norm(gradients_);
   if (!std::isfinite(norm)) {
     const std::string bad = first_bad_gradient();
@@ -170,9 +170,7 @@ double AdamW::step(double learning_rate_factor) {
     throw NonFiniteError(fmt::format("step {} was not made: not finite: {}", steps_ + 1, bad));
   }
   const double scale = options_.clip_norm > 0 && norm > options_.clip_norm ? options_.clip_norm / (norm + 1e-6) : 1;
-  AdamWOptions now = options_;
-  now.learning_rate *= learning_rate_factor;
-  adamw_update(masters_, first_, second_, gradients_, ++steps_, scale, now);
+  adamw_update(masters_, first_, second_, gradients_, ++steps_, scale, options_);
   gradients_.zero_();
   write_parameters();
   return norm;

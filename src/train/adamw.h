@@ -40,7 +40,7 @@ class AdamW {
   void drop_gradients();  // both
   // Clips, updates, clears the sums; returns the norm before clipping. Throws NonFiniteError that names the first bad
   // parameter in the model's order, and drops the gradients.
-  double step(double learning_rate_factor = 1);
+  double step();
 
   void restart(const AdamWOptions& options);  // a new stage: the masters stay, the moments begin again
   void set_options(const AdamWOptions& options) { options_ = options; }  // of the stage that a resumed run stands in

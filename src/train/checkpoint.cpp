@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "model/safetensors_writer.h"
+#include "model/weights_fingerprint.h"
 #include "record/checkpoint_state.h"
 #include "record/file_descriptor.h"
 #include "record/mapped_file.h"
@@ -73,12 +74,13 @@ void take(const Tensors& tensors, const std::string& name, at::Tensor& target, c
 
 }  // namespace
 
-std::string model_fingerprint(CausalLm& model, const AdamW& optimizer) {
+std::string model_fingerprint(CausalLm& model, const AdamW& optimizer, bool adapters_only) {
   const ModelConfig& config = model.config();
   std::string text = fmt::format("{} {} {} {} {}", architecture_name(config.architecture), config.vocabulary,
                                  config.hidden, config.layers, c10::toString(model.options().dtype().toScalarType()));
   for (const CausalLm::Parameter& parameter : optimizer.parameters())
     text += fmt::format("\n{} ({})", parameter.name, fmt::join(parameter.tensor->sizes(), ","));
+  if (adapters_only) text += weights_fingerprint(model);
   return fmt::format("{:016x}", hash64(text));
 }
 
@@ -123,10 +125,11 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
     refuse_damaged(folder, fmt::format("{} or {} is missing", kState, kTensors));
   const CheckpointState stored = read_checkpoint_state(folder / kState);
   if (stored.model != fingerprint)
-    throw UsageError(
-        fmt::format("{}: the checkpoint is of another model: its shape, its type or what is trained of it differ; "
-                    "resume with the recipe it was made with",
-                    folder.string()));
+    throw UsageError(fmt::format(
+        "{}: the checkpoint is of another model: its shape, its type, what is trained of it or the weights below "
+        "its adapters differ; "
+        "resume with the recipe it was made with",
+        folder.string()));
   const TrainState state = {
       {stored.stage, stored.step}, stored.steps_done, stored.event_lines, stored.validation, stored.evidence};
   const MappedFile file(folder / kTensors);

@@ -20,8 +20,9 @@ struct TrainState {
   Json evidence = nullptr;           // of everything up to here, where the run keeps any
 };
 
-// Of the parameters that are trained: their names, sizes and the model's shape.
-std::string model_fingerprint(CausalLm& model, const AdamW& optimizer);
+// Of the parameters that are trained: their names, sizes and the model's shape. Where these are adapters, a checkpoint
+// says nothing about the weights below them, so these are part of it.
+std::string model_fingerprint(CausalLm& model, const AdamW& optimizer, bool adapters_only = false);
 
 // Of the end of a stage the masters are enough: the next one begins with new moments.
 enum class Moments { kKept, kLeftOut };

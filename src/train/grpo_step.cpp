@@ -170,9 +170,10 @@ Learnt learn(StepContext& context, const Batch& batch) {
 
 void add_learning_metrics(Json& metrics, const StageSpec& stage, const Batch& batch, const Learnt& learnt) {
   const auto tokens = static_cast<double>(batch.rollout.size(0));
-  metrics["actor/pg_loss"] = learnt.sums.policy.item<double>() / static_cast<double>(stage.updates);
+  const auto updates = static_cast<double>(batch.updates.size());  // fewer than planned where groups were left out
+  metrics["actor/pg_loss"] = learnt.sums.policy.item<double>() / updates;
   if (batch.reference.defined()) {
-    metrics["actor/kl_loss"] = learnt.sums.kl.item<double>() / static_cast<double>(stage.updates);
+    metrics["actor/kl_loss"] = learnt.sums.kl.item<double>() / updates;
     metrics["actor/kl_coef"] = stage.kl_coefficient;
   }
   metrics["actor/pg_clipfrac"] = learnt.sums.clipped.item<double>() / tokens;

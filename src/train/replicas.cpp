@@ -19,6 +19,19 @@ at::Tensor summed(const Replicas& replicas, const at::Tensor& x) {
   return sum.to(x.device());
 }
 
+std::vector<std::string> gathered(const Replicas& replicas, const std::string& own) {
+  if (replicas.alone()) return {own};
+  const at::Tensor lengths = replicas.gather(at::full({}, std::ssize(own), at::kLong));
+  at::Tensor bytes = at::zeros({lengths.max().item<int64_t>()}, at::kByte);
+  std::copy(own.begin(), own.end(), bytes.mutable_data_ptr<uint8_t>());
+  const at::Tensor all = replicas.gather(bytes);
+  std::vector<std::string> texts;
+  for (int64_t rank = 0; rank < replicas.ranks; ++rank)
+    texts.emplace_back(reinterpret_cast<const char*>(all[rank].const_data_ptr<uint8_t>()),
+                       static_cast<std::size_t>(lengths[rank].item<int64_t>()));
+  return texts;
+}
+
 void sum_in_place(const Replicas& replicas, at::Tensor& flat) {
   if (replicas.alone()) return;
   for (int64_t first = 0; first < flat.numel(); first += kPiece) {

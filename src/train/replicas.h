@@ -11,6 +11,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace faultline {
 
@@ -19,6 +21,7 @@ struct Replicas {
   std::function<at::Tensor(const at::Tensor&)> gather;  // equal shapes on all ranks -> (ranks, …) on the CPU
 
   bool alone() const { return ranks == 1; }
+  bool is_first() const { return rank == 0; }
   // Whether this process does piece i of n; contiguous shares.
   bool owns(std::size_t i, std::size_t n) const {
     return static_cast<int64_t>(i) * ranks / static_cast<int64_t>(n) == rank;
@@ -27,6 +30,7 @@ struct Replicas {
 
 // What all ranks together have, added in the order of the ranks; on x's device and of its type. x itself where alone.
 at::Tensor summed(const Replicas& replicas, const at::Tensor& x);
-void sum_in_place(const Replicas& replicas, at::Tensor& flat);  // a long vector, piece by piece
+std::vector<std::string> gathered(const Replicas& replicas, const std::string& own);  // texts of all ranks, in order
+void sum_in_place(const Replicas& replicas, at::Tensor& flat);                        // a long vector, piece by piece
 
 }  // namespace faultline

@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -42,6 +41,9 @@ void check_stage(const StageSpec& stage, const TrainData& data) {
     throw UsageError("train: steps, prompts and n must be at least 1");
   if (sft && (stage.n != 1 || stage.updates != 1))
     throw UsageError("train: SFT has one solution a problem: n and updates must be 1");
+  if (stage.filter_groups && stage.n == 1)
+    throw UsageError(
+        "train.filter_groups: a group of one sample never differs, so nothing would be learnt; use n: 2 or more");
   if (stage.prompts % stage.updates != 0)
     throw UsageError(fmt::format("train: {} prompts cannot be divided into {} updates", stage.prompts, stage.updates));
   if (stage.prompts % stage.shards != 0)
@@ -112,7 +114,7 @@ struct Trainer::State {
         hooks(std::move(hooks)),
         optimizer(this->spec.lora.rank > 0 ? add_lora(model, this->spec.lora, this->spec.seed) : model.parameters(),
                   this->spec.stages.front().optimizer),
-        fingerprint(model_fingerprint(model, optimizer)) {}
+        fingerprint(model_fingerprint(model, optimizer, this->spec.lora.rank > 0)) {}
 
   const StageSpec& stage() const { return spec.stages[now.stage]; }
   bool stage_ends() const { return now.step + 1 == stage().steps; }
@@ -123,6 +125,8 @@ struct Trainer::State {
   void write_start(RunDirectory& directory);
   StepResult make_step();
   bool validation_is_due() const;
+  bool checkpoint_is_due() const;  // after this step
+  void check_finite();             // of the weights: what is saved must be good
   void validate(Json& metrics);
   void save(RunDirectory& directory);
   void write_event(RunDirectory& directory, const Json& event);
@@ -201,6 +205,19 @@ bool Trainer::State::validation_is_due() const {  // the last step of a stage al
   return stage_ends() || (spec.validate_every > 0 && (now.step + 1) % spec.validate_every == 0);
 }
 
+bool Trainer::State::checkpoint_is_due() const {
+  const int64_t done = steps_done + 1;
+  return spec.checkpoint_every > 0 && (done % spec.checkpoint_every == 0 || done == spec.total_steps());
+}
+
+void Trainer::State::check_finite() {
+  if (optimizer.flat_masters().isfinite().all().item<bool>()) return;
+  throw NonFiniteError(
+      fmt::format("step {}: the update left weights that are not finite, at a learning rate of {:g}; "
+                  "they are not saved",
+                  now.step + 1, stage().optimizer.learning_rate));
+}
+
 void Trainer::State::validate(Json& metrics) {
   if (!hooks.validate) return;
   const PhaseScope phase(Phase::kEval);
@@ -220,7 +237,8 @@ void Trainer::State::save(RunDirectory& directory) {
                          steps_done,
                          directory.events().lines(),
                          last_validation,
-                         hooks.evidence ? hooks.evidence() : Json()};
+                         hooks.evidence ? hooks.evidence() : Json()};  // of all ranks: each takes part
+  if (!hooks.replicas.is_first()) return;
   write_checkpoint(directory.checkpoint_path(steps_done), state, fingerprint, optimizer, reference);
   retain_checkpoints(directory.path() / "checkpoints", spec.keep);
 }
@@ -231,9 +249,11 @@ Json Trainer::State::run(RunDirectory& directory) {
   if (directory.events().lines() == 0) write_start(directory);
   while (steps_done < total) {
     if (hooks.begin_step) hooks.begin_step(now);
+    const bool due = checkpoint_is_due();
     StepResult result;
     try {
       result = make_step();
+      if (due) check_finite();
     } catch (const NonFiniteError& error) {
       write_event(directory, {{"kind", "stopped"}, {"step", steps_done + 1}, {"reason", error.what()}});
       throw;
@@ -247,8 +267,7 @@ Json Trainer::State::run(RunDirectory& directory) {
                             {"step", steps_done},
                             {"metrics", result.metrics},
                             {"times", result.times}});
-    const bool due = spec.checkpoint_every > 0 && steps_done % spec.checkpoint_every == 0;
-    if (due || (spec.checkpoint_every > 0 && steps_done == total)) save(directory);
+    if (due) save(directory);
     if (steps_done == total) break;
     if (stage_ends()) {
       now = {now.stage + 1, 0};

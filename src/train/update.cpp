@@ -22,7 +22,8 @@ struct Passed {
   TokenScores scores;
 };
 
-// first_part: the number of the first batch among the parts of the whole step.
+// This rank's share, gradients at the optimizer. first_part: the number of the first batch among the parts of the whole
+// step.
 Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
             std::size_t first_part) {
   Passed all;
@@ -47,27 +48,41 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
     log_probabilities.push_back(result.scores.log_probabilities), entropies.push_back(result.scores.entropies);
   }
   begin_part(context, 0);
-  all.loss = summed(replicas, all.loss);
-  sum_in_place(replicas, context.optimizer.flat_gradients());
-  all.scores = {summed(replicas, at::cat(log_probabilities).cpu()), summed(replicas, at::cat(entropies).cpu())};
+  all.scores = {at::cat(log_probabilities).cpu(), at::cat(entropies).cpu()};
   return all;
+}
+
+void exchange(StepContext& context, Passed& own) {
+  const Replicas& replicas = context.hooks.replicas;
+  own.loss = summed(replicas, own.loss);
+  sum_in_place(replicas, context.optimizer.flat_gradients());
+  own.scores = {summed(replicas, own.scores.log_probabilities), summed(replicas, own.scores.entropies)};
+}
+
+// What the first rank that found something found; "" where none did. All ranks ask.
+std::string first_finding(const Replicas& replicas, const std::optional<std::string>& own) {
+  const std::vector<std::string> all = gathered(replicas, own.value_or(""));
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (!all[rank].empty()) return replicas.alone() ? all[rank] : fmt::format("{} (rank {})", all[rank], rank);
+  return "";
 }
 
 // Runs the step again and watches. Without shards faults draw other numbers then, so a bad number may not come back;
 // that is said.
 [[noreturn]] void explain(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
                           std::size_t first_part, const std::string& what) {
-  std::optional<std::string> origin;
+  std::optional<std::string> found;
   {
     const NonFiniteWatch watch;
     pass(context, batches, loss, first_part);
-    origin = watch.first();
+    found = watch.first();
   }
   context.optimizer.drop_gradients();
-  throw NonFiniteError(
-      fmt::format("{}; {}. The weights are those of the step before; the last checkpoint is good", what,
-                  origin ? "the first operator whose result is not finite: " + *origin
-                         : "run again, every operator's result was finite: a transient fault, or a rare draw of one"));
+  const std::string origin = first_finding(context.hooks.replicas, found);
+  throw NonFiniteError(fmt::format(
+      "{}; {}. The weights are those of the step before; no checkpoint has weights that are not finite", what,
+      origin.empty() ? "run again, every operator's result was finite: a transient fault, or a rare draw of one"
+                     : "the first operator whose result is not finite: " + origin));
 }
 
 }  // namespace
@@ -84,7 +99,8 @@ double Stopwatch::lap() {
 
 UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batches, const BatchLoss& loss,
                     std::size_t first_part) {
-  const Passed passed = pass(context, batches, loss, first_part);
+  Passed passed = pass(context, batches, loss, first_part);
+  exchange(context, passed);
   UpdateResult result;
   result.loss = passed.loss.item<double>();
   result.scores = passed.scores;

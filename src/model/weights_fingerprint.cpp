@@ -1,4 +1,4 @@
-#include "lab/weights_fingerprint.h"
+#include "model/weights_fingerprint.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
