@@ -82,6 +82,16 @@ def test_a_training_is_reproduced_to_the_bit(model, tmp_path):
     assert (newest / "state.safetensors").read_bytes() == (record / "checkpoints" / newest.name / "state.safetensors").read_bytes()
 
 
+def test_a_training_that_was_resumed_is_reproduced_by_one_that_was_not(model, tmp_path):
+    settings = ["train.steps=2", "train.sft.steps=1", "train.prompts=2", "train.n=2", "train.micro_batch=4", "train.validation_problems=2", "train.checkpoint_every=1",
+                "faults=[{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}]"]  # fmt: skip
+    record = recorded("train", ROOT / "recipes/train/tiny.yaml", f"model={model}", *settings, "--dtype", "fp32", "--out", tmp_path / "runs")
+    shutil.rmtree(sorted((record / "checkpoints").iterdir())[-1])
+    assert recorded("train", "--resume", record, "--dtype", "fp32") == record
+    assert json.loads((record / "ledger.json").read_text())["ledger"]["joined"]["parts"] == 2
+    equal(record, tmp_path)
+
+
 def test_a_race_is_reproduced_with_its_findings(tmp_path):
     record = tmp_path / "race.json"
     assert launch(*RACE, "--seed", "9", "--out", record).returncode == 1

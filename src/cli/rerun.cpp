@@ -159,6 +159,13 @@ Json checkpoint_of(const LoadedRecord& record) {
   return {{"folder", newest.filename().string()}, {"tensors", state.tensors}};
 }
 
+// Rows are of a run's last part; how many parts there were is no result.
+Json joined_part_of(const Json& ledger) {
+  Json joined = report::at(ledger, "joined");
+  if (joined.is_object()) joined.erase("parts");
+  return joined;
+}
+
 }  // namespace
 
 Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands,
@@ -184,6 +191,8 @@ Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::
             "(eval, run, train), the result of a race, the folder of a triage or of an experiment, or the store of a "
             "campaign of diagnoses",
             record.kind));
+  rerun.resumed = report::at(report::at(record.ledger, "joined"), "parts").is_number() &&
+                  report::at(record.ledger, "joined").at("parts") != 1;
   rerun.arguments.emplace_back("--json");
   return rerun;
 }
@@ -220,7 +229,7 @@ Json content_of(const LoadedRecord& record, const Rerun& rerun) {
     content["summary"] = {{"step_reached", record.summary->step_reached},
                           {"steps_planned", record.summary->steps_planned},
                           {"results", record.summary->results}};
-  if (!record.ledger.is_null()) content["ledger"] = record.ledger;
+  if (!record.ledger.is_null()) content["ledger"] = rerun.resumed ? joined_part_of(record.ledger) : record.ledger;
   if (record.manifest)
     if (const Json checkpoint = checkpoint_of(record); !checkpoint.is_null()) content["checkpoint"] = checkpoint;
   return content;

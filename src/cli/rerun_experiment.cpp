@@ -123,6 +123,8 @@ Json content_of_experiment(const LoadedRecord& record, const Rerun& rerun) {
     for (const char* key : {"results", "complaints", "curves"})
       if (trial.outcome.contains(key)) one[key] = std::move(trial.outcome[key]);
     if (one.contains("curves")) one["curves"].erase("seconds");
+    if (Json& faults = one["evidence"]["faults"]; faults.is_object())
+      faults.erase("parts");  // one was resumed, perhaps
   });
   if (rerun.whole)
     content["table"] = {{"arms", by_name(record.document.at("arms"), "arm")},
