@@ -184,6 +184,7 @@ Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::
             "(eval, run, train), the result of a race, the folder of a triage or of an experiment, or the store of a "
             "campaign of diagnoses",
             record.kind));
+  rerun.checkpoint = record.manifest && !checkpoint_of(record).is_null();
   rerun.arguments.emplace_back("--json");
   return rerun;
 }
@@ -221,7 +222,7 @@ Json content_of(const LoadedRecord& record, const Rerun& rerun) {
                           {"steps_planned", record.summary->steps_planned},
                           {"results", record.summary->results}};
   if (!record.ledger.is_null()) content["ledger"] = record.ledger;
-  if (record.manifest)
+  if (rerun.checkpoint && record.manifest)
     if (const Json checkpoint = checkpoint_of(record); !checkpoint.is_null()) content["checkpoint"] = checkpoint;
   return content;
 }

@@ -24,6 +24,7 @@ struct Rerun {
   bool below = false;
   std::set<std::string> trials = {};  // of an experiment, as ARM/SEED
   bool whole = false;                 // these are all that its table has
+  bool checkpoint = false;            // the record still has one, so the weights are compared
 };
 
 // Writes what the command reads (a recipe) into `folder`, which exists. UsageError where the record does not say how it
