@@ -66,10 +66,10 @@ def contrasts_table(analysis):
                 difference(one),
                 f"{one['p']:.3g}" if tested else "",
                 f"{one['p_holm']:.3g}" if tested else "",
-                points(one["resolvable"]) if "resolvable" in one else "",
+                points(one["resolvable"]) if one.get("resolvable") is not None else "",
             ]
         )
-    return table(["contrast", "pairs", "difference in points, 95 %", "p", "p (Holm)", "resolvable, 80 % power"], rows)
+    return table(["contrast", "pairs", "difference in points, 95 %", "p", "p (Holm)", "resolvable at Holm's first step, 80 % power"], rows)
 
 
 def under_table(analysis):
@@ -87,7 +87,9 @@ def design_line(design):
     if pilot:
         text += f" Pilot: {pilot['pairs']} pairs of {pilot['arm']} and {pilot['against']}, SD of their differences {points(pilot['sd_of_differences'])} points."
     if "resolvable" in design:
-        text += f" Planned to resolve {points(design['resolvable'])} points; three points need {design['pairs_for_three_points']} pairs."
+        text += f" Planned to resolve {points(design['resolvable'])} points."
+    if "pairs_for_three_points" in design:  # designs of older versions did not ask what Holm's first step takes
+        text += f" Three points need {max(design['pairs_for_three_points'], design['fewest_pairs_for_holm'])} pairs."
     return text
 
 
@@ -102,6 +104,10 @@ def section(folder):
     parts += [arms_table(analysis), contrasts_table(analysis), under_table(analysis)]
     if analysis.get("starts", {}).get("alarm"):
         parts.append(f"Alarm: what the seeds begin with has a trend (p = {analysis['starts']['p_of_a_trend']:.2g}): they do not look independent.")
+    parts += [f"Remark: {remark}" for remark in analysis["remarks"]]
+    for one in analysis["contrasts"]:
+        if one["identical_seeds"] and one["against"] != analysis["control"]:
+            parts.append(f"Alarm: {one['arm']} lost exactly what {one['against']} did in {one['identical_seeds']} seeds.")
     for row in analysis["arms"]:
         if earlier := row.get("earlier_attempts"):
             parts.append(f"{row['arm']}: {len(earlier)} trials are later attempts; without proof before: {earlier[0]}")

@@ -27,7 +27,7 @@ THREADED = ["base_test", "record_test", "race_test", "triage_test", "tap_test"]
 # Suites that start build/faultline: the sanitizers see the whole program. Those that load the library into Python are left
 # out: Python and torch are not built for it.
 PROGRAM_SUITES = ["cli_test.py", "cli_apply_test.py", "cli_files_test.py", "cli_model_test.py", "convert_test.py", "race_test.py", "triage_test.py",
-                  "diagnose_test.py", "experiment_test.py", "train_kill_test.py", "report_test.py", "report_kinds_test.py", "model_hostile_test.py",
+                  "diagnose_test.py", "experiment_test.py", "experiment_folder_test.py", "train_kill_test.py", "report_test.py", "report_kinds_test.py", "model_hostile_test.py",
                   "reproduce_test.py", "security_test.py", "concurrency_test.py", "recipes_test.py"]  # fmt: skip
 THREADED_SUITES = ["race_test.py", "triage_test.py"]
 GPU_PROGRAMS = {"numeric_test": "*Cuda*", "model_test": "Graph.*"}

@@ -10,6 +10,7 @@
 
 #include "base/progress.h"
 #include "base/text.h"
+#include "cli/experiment_merge.h"
 #include "cli/experiment_output.h"
 #include "cli/experiment_workers.h"
 #include "cli/output.h"
@@ -140,15 +141,22 @@ std::vector<std::string> words_for_others(const ModelOptions& given, const Exper
   return words;
 }
 
+// The design is of the whole pilot, whichever part of it this command ran.
+ExitCode finish_pilot(const Experiment& experiment, const Globals& globals) {
+  const int64_t left = std::ssize(experiment.pending({.arms = {}, .seeds = {}, .pilot = true}));
+  const std::string folder = experiment.folder().string();
+  if (left > 0)
+    show_left(left, folder, globals);
+  else
+    show_design(write_design(experiment.spec(), experiment.folder()), folder, globals);
+  return ExitCode::kOk;
+}
+
 ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t merged, const Json& ray,
                 const Globals& globals) {
+  experiment.check_trials();  // workers may have found other files than this process did
+  if (part.pilot) return finish_pilot(experiment, globals);
   const int64_t left = std::ssize(experiment.pending(part));
-  if (part.pilot) {
-    if (left == 0)
-      show_design(write_design(experiment.spec(), experiment.folder()), experiment.folder().string(), globals);
-    if (left > 0) show_left(left, experiment.folder().string(), globals);
-    return ExitCode::kOk;
-  }
   Json analysis = analyse(experiment.spec(), experiment.folder());
   if (!ray.is_null()) analysis["ray"] = ray;
   write_document(experiment.folder() / "analysis.json", "experiment", analysis);
@@ -161,39 +169,19 @@ ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t 
   return ExitCode::kOk;
 }
 
-void check_pilot(const ExperimentSpec& spec, const fs::path& folder) {
+void check_pilot(const Experiment& experiment, const CampaignPart& part) {
+  const ExperimentSpec& spec = experiment.spec();
+  const fs::path& folder = experiment.folder();
   if (spec.contrasts.empty())
     throw UsageError("--pilot: the recipe names neither contrasts nor a control: there is no difference to measure");
+  if (experiment.keys(part).empty())
+    throw UsageError(fmt::format("--pilot --arms: the pilot trains '{}' and '{}' alone, the arms of the first contrast",
+                                 spec.contrasts.front().arm, spec.contrasts.front().against));
   if (!fs::exists(folder / "design.json")) return;
   if (read_document(folder / "design.json", "experiment_design").at("pilot").is_null())
     throw UsageError(fmt::format("--pilot: {}: the design was written without a pilot and is frozen; use another --out",
                                  folder.string()));
 }
-
-// What was found out and written down before the other machine's trials is what they belong to; a folder that has none
-// of it takes it over with them, and gives it back where the merge is refused.
-class Adopted {
- public:
-  Adopted(const fs::path& folder, const std::vector<std::string>& others) {
-    for (const std::string& other : others)
-      for (const char* name : {"design.json", "calibration.json", "verdict.json"}) {
-        if (!fs::exists(fs::path(other) / name) || fs::exists(folder / name)) continue;
-        fs::create_directories(folder);
-        fs::copy_file(fs::path(other) / name, folder / name);
-        files_.push_back(folder / name);
-      }
-  }
-  ~Adopted() {
-    std::error_code ignored;
-    for (const fs::path& file : files_) fs::remove(file, ignored);
-  }
-  Adopted(const Adopted&) = delete;
-  Adopted& operator=(const Adopted&) = delete;
-  void keep() { files_.clear(); }
-
- private:
-  std::vector<fs::path> files_;
-};
 
 }  // namespace
 
@@ -264,7 +252,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   Adopted adopted(folder, options.merge);
   Experiment experiment(recipe, given.dtype, folder, Json::parse(versions_json().dump()));
   const CampaignPart part = part_of(options, experiment.spec());
-  if (options.pilot) check_pilot(experiment.spec(), folder);
+  if (options.pilot) check_pilot(experiment, part);
   if (options.dry_run) return show_dry_run(experiment, part, options.again, open_model(model, globals), globals);
   int64_t merged = 0;
   {
@@ -276,8 +264,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
     experiment.open(loaded, diagnose, progress);
     write_provenance(folder, globals, &loaded);
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
-    for (const std::string& other : options.merge) merged += experiment.merge(other, "--merge " + other);
-    adopted.keep();
+    merged = merge_folders(experiment, options.merge, adopted);
     if (options.again && !options.worker) experiment.try_again(part);
     if (options.worker) {
       experiment.run(loaded, part, {});

@@ -23,9 +23,15 @@ std::string mean_text(const Json& value, double factor, const char* unit) {
 }
 
 std::string difference_text(const Json& comparison) {
-  if (!comparison.contains("p")) return "";
+  if (!comparison.contains("interval")) return "";
   return fmt::format("{} [{}, {}]", points(comparison["difference"]), points(comparison["interval"][0]),
                      points(comparison["interval"][1]));
+}
+
+std::string overhead_text(const Json& overhead) {
+  if (overhead.is_null()) return "";
+  return fmt::format("{:+.1f} % [{}, {}]", 100 * overhead["mean"].get<double>(), points(overhead["interval"][0]),
+                     points(overhead["interval"][1]));
 }
 
 std::string headed(const std::vector<std::vector<std::string>>& rows) {
@@ -44,7 +50,7 @@ std::vector<std::string> arm_row(const Json& row) {
           fmt::format("{}/{}", row["died"].get<int64_t>(), row["evidence_missing"].get<int64_t>()),
           mean_text(row["roughness"], 1, ""),
           mean_text(row["seconds_a_step"], 1, " s"),
-          row.contains("overhead") ? fmt::format("{:+.1f} %", 100 * row["overhead"].get<double>()) : ""};
+          overhead_text(row.value("overhead", Json()))};
 }
 
 void show_contrasts(const Json& contrasts) {
@@ -55,7 +61,7 @@ void show_contrasts(const Json& contrasts) {
     rows.push_back({one["name"], fmt::format("{}", one["pairs"].get<int64_t>()), difference_text(one),
                     tested ? fmt::format("{:.3g}", one["p"].get<double>()) : "",
                     tested ? fmt::format("{:.3g}", one["p_holm"].get<double>()) : "",
-                    one.contains("resolvable") ? points(one["resolvable"]) : ""});
+                    tested && !one["resolvable"].is_null() ? points(one["resolvable"]) : ""});
   }
   print("\n" + headed(rows));
 }
@@ -85,11 +91,32 @@ void show_alarms(const Json& analysis) {
       print(fmt::format("\n{}: '{}' lost exactly what '{}' did, step by step, in {} seeds\n",
                         styled(Style::kBad, "alarm"), arm["arm"].get<std::string>(),
                         analysis["control"].get<std::string>(), same));
+  for (const Json& one : analysis["contrasts"])
+    if (const int64_t same = one.value("identical_seeds", int64_t{0});
+        same > 0 && one["against"] != analysis["control"])
+      print(fmt::format("\n{}: '{}' lost exactly what '{}' did, step by step, in {} seeds\n",
+                        styled(Style::kBad, "alarm"), one["arm"].get<std::string>(), one["against"].get<std::string>(),
+                        same));
   if (const Json starts = analysis.value("starts", Json::object()); starts.value("alarm", false))
     print(
         fmt::format("\n{}: what the seeds begin with rises or falls with their number (p = {:.2g}): they do not look "
                     "independent, so intervals and p-values do not hold\n",
                     styled(Style::kBad, "alarm"), starts["p_of_a_trend"].get<double>()));
+}
+
+void show_remarks(const Json& analysis) {
+  for (const Json& remark : analysis["remarks"])
+    print(fmt::format("\n{}: {}\n", styled(Style::kHeading, "remark"), remark.get<std::string>()));
+}
+
+std::string made_with_text(const Json& made_with) {
+  std::vector<std::string> programs;
+  for (const Json& one : made_with["versions"])
+    programs.push_back(fmt::format("faultline {} (commit {}), torch {}", one.value("version", "?"),
+                                   one.value("commit", "?"), one.value("torch", "?")));
+  if (made_with["trials_without_versions"] > 0) programs.emplace_back("a version that the trials do not name");
+  return fmt::format("trained on {} with {}\n", joined(made_with["devices"].get<std::vector<std::string>>(), ", "),
+                     joined(programs, "; "));
 }
 
 std::string design_text(const Json& design) {
@@ -102,9 +129,11 @@ std::string design_text(const Json& design) {
   text += fmt::format("\npilot: {} pairs, SD of differences {} points", design["pilot"]["pairs"].get<int64_t>(),
                       points(design["pilot"]["sd_of_differences"]));
   if (design.contains("resolvable"))
-    text += fmt::format("; {} points are resolved with 80 % power ({} for a single contrast); 3 points need {} pairs",
-                        points(design["resolvable"]), points(design["resolvable_alone"]),
-                        design["pairs_for_three_points"].get<int64_t>());
+    text += fmt::format("; {} points are resolved with 80 % power ({} for a single contrast)",
+                        points(design["resolvable"]), points(design["resolvable_alone"]));
+  if (design.contains("pairs_for_three_points"))  // designs of older versions did not ask what Holm's first step takes
+    text += fmt::format("; 3 points need {} pairs", std::max(design["pairs_for_three_points"].get<int64_t>(),
+                                                             design["fewest_pairs_for_holm"].get<int64_t>()));
   return text + "\n";
 }
 
@@ -117,7 +146,10 @@ void show_design(const Json& design, const std::string& folder, const Globals& g
 
 void show_left(int64_t left, const std::string& folder, const Globals& globals) {
   if (globals.json) return print_json({{"command", "run"}, {"left", left}, {"record", folder}});
-  print(fmt::format("{} trials are left; the same command goes on\nrecord: {}\n", left, folder));
+  print(
+      fmt::format("{} trials of the pilot are left; --pilot goes on, and after the last the design is written\n"
+                  "record: {}\n",
+                  left, folder));
 }
 
 void show_analysis(const Json& analysis, const std::string& folder, int64_t left, int64_t merged,
@@ -134,10 +166,12 @@ void show_analysis(const Json& analysis, const std::string& folder, int64_t left
   show_under(analysis["arms"]);
   show_earlier(analysis);
   show_alarms(analysis);
+  show_remarks(analysis);
   print(fmt::format(
       "\nendpoint: {}\nmeans over seeds ± SD; differences in points, paired by seed; exact sign-flip tests, "
       "Holm over the contrasts\n",
       analysis["endpoint"].get<std::string>()));
+  if (!analysis["made_with"]["devices"].empty()) print(made_with_text(analysis["made_with"]));
   if (analysis.contains("design")) print(design_text(analysis["design"]));
   if (merged > 0) print(fmt::format("{} trials were merged\n", merged));
   if (analysis.contains("ray"))

@@ -109,7 +109,7 @@ void run_on_ray(Experiment& experiment, RayCluster& cluster, const RayExperiment
     running.erase(found);
     if (end.error.empty() && WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0) {
       restore_run(place / kFolder);
-      const int64_t taken = experiment.merge(place / kFolder, fmt::format("the worker of arm '{}'", key.cell));
+      const int64_t taken = experiment.merge({{place / kFolder, fmt::format("the worker of arm '{}'", key.cell)}});
       if (options.on_done) options.on_done(taken);
     } else if (end.error.empty() && WIFSIGNALED(end.status) && ++tries[{key.cell, key.index}] < kTriesOfATrial) {
       left.push_back(key);

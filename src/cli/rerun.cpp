@@ -193,6 +193,7 @@ Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::
             record.kind));
   rerun.resumed = report::at(report::at(record.ledger, "joined"), "parts").is_number() &&
                   report::at(record.ledger, "joined").at("parts") != 1;
+  rerun.checkpoint = record.manifest && !checkpoint_of(record).is_null();
   rerun.arguments.emplace_back("--json");
   return rerun;
 }
@@ -230,7 +231,7 @@ Json content_of(const LoadedRecord& record, const Rerun& rerun) {
                           {"steps_planned", record.summary->steps_planned},
                           {"results", record.summary->results}};
   if (!record.ledger.is_null()) content["ledger"] = rerun.resumed ? joined_part_of(record.ledger) : record.ledger;
-  if (record.manifest)
+  if (rerun.checkpoint && record.manifest)
     if (const Json checkpoint = checkpoint_of(record); !checkpoint.is_null()) content["checkpoint"] = checkpoint;
   return content;
 }

@@ -25,6 +25,7 @@ struct Rerun {
   std::set<std::string> trials = {};  // of an experiment, as ARM/SEED
   bool whole = false;                 // these are all that its table has
   bool resumed = false;               // a training that was stopped and went on: only sums over its parts are compared
+  bool checkpoint = false;            // the record still has one, so the weights are compared
 };
 
 // Writes what the command reads (a recipe) into `folder`, which exists. UsageError where the record does not say how it

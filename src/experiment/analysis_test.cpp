@@ -5,46 +5,12 @@
 
 #include <tuple>
 
-#include "base/error.h"
 #include "base/stats.h"
+#include "experiment/known_trials.h"
 #include "experiment/run_evidence.h"
-#include "record/campaign_store.h"
-#include "record/temporary_directory.h"
 
 namespace faultline {
 namespace {
-
-constexpr const char* kMetric = "faultline/val-faulty/arithmetic/acc/mean@1";
-
-Trial trial_of(const std::string& arm, int64_t seed, double accuracy,
-               const std::vector<double>& losses = {0.1, 0.3, 0.2}) {
-  Trial trial{.key = {arm, seed}, .seed = 7, .status = TrialStatus::kPass};
-  trial.outcome = {
-      {"results", {{kMetric, accuracy}, {"val-core/arithmetic/acc/mean@1", accuracy + 0.1}}},
-      {"curves", {{"reward", {0.1, 0.2, 0.4}}, {"loss", losses}, {"seconds", {1.0, 1.0, 1.0}}}},
-  };
-  return trial;
-}
-
-ExperimentSpec spec_of(const std::vector<std::string>& arms, std::vector<Contrast> contrasts) {
-  ExperimentSpec spec;
-  for (const std::string& arm : arms) spec.arms.push_back({arm, {}, {}});
-  spec.control = arms.front();
-  spec.contrasts = std::move(contrasts);
-  return spec;
-}
-
-struct Folder {
-  TemporaryDirectory directory;
-  CampaignStore store{directory.path() / "campaign.sqlite"};
-  void add(const Trial& trial) { ASSERT_TRUE(store.insert(trial)); }
-};
-
-const Json& row_of(const Json& analysis, const std::string& arm) {
-  for (const Json& row : analysis["arms"])
-    if (row["arm"] == arm) return row;
-  throw std::runtime_error(arm);
-}
 
 TEST(Analysis, PairsBySeedAndCorrectsOverTheDeclaredFamily) {
   Folder folder;
@@ -65,6 +31,76 @@ TEST(Analysis, PairsBySeedAndCorrectsOverTheDeclaredFamily) {
   EXPECT_GT(differs["p"].get<double>(), 0.7);
   EXPECT_LT(helps["interval"][0].get<double>(), 0.0305);
   EXPECT_GT(helps["interval"][0].get<double>(), 0.029) << "the seed's luck is gone from the differences";
+}
+
+TEST(Analysis, CountsAContrastThatCouldNotBeTestedInTheFamily) {
+  Folder folder;
+  for (int64_t seed = 0; seed < 8; ++seed) {
+    folder.add(trial_of("control", seed, 0.5));
+    folder.add(trial_of("better", seed, 0.53 + 0.001 * static_cast<double>(seed)));
+  }
+  folder.add(trial_of("refused", 0, 0.5));
+  const Json analysis =
+      analyse(spec_of({"control", "better", "refused"}, {{"a", "better", "control"}, {"b", "refused", "control"}}),
+              folder.directory.path());
+  EXPECT_DOUBLE_EQ(analysis["contrasts"][0]["p"].get<double>(), 2.0 / 256);
+  EXPECT_DOUBLE_EQ(analysis["contrasts"][0]["p_holm"].get<double>(), 4.0 / 256) << "two were declared";
+  EXPECT_FALSE(analysis["contrasts"][1].contains("p_holm"));
+}
+
+TEST(Analysis, SaysWhatWouldHaveBeenSeenAtTheLevelOfTheDecision) {
+  const auto contrast = [](int64_t seeds) {
+    Folder folder;
+    for (int64_t seed = 0; seed < seeds; ++seed) {
+      folder.add(trial_of("control", seed, 0.5));
+      folder.add(trial_of("arm", seed, seed % 2 == 0 ? 0.51 : 0.5));
+    }
+    return analyse(spec_of({"control", "arm"}, {{"a", "arm", "control"}, {"b", "control", "arm"}}),
+                   folder.directory.path())["contrasts"][0];
+  };
+  const Json seven = contrast(7), six = contrast(6);
+  EXPECT_NEAR(seven["resolvable"].get<double>(),
+              paired_t_detectable_effect(seven["sd"].get<double>(), 7, 0.8, 0.05 / 2), 1e-12);
+  ASSERT_TRUE(six.contains("resolvable"));
+  EXPECT_TRUE(six["resolvable"].is_null())
+      << "the smallest p of six pairs is 1/32, and the first of two is judged at 1/40";
+}
+
+TEST(Analysis, TestsNothingThatNoContrastNames) {
+  Folder folder;
+  for (int64_t seed = 0; seed < 8; ++seed)
+    for (const auto& [arm, accuracy] : {std::pair{"control", 0.5}, std::pair{"arm", 0.6}, std::pair{"other", 0.7}}) {
+      Trial trial = trial_of(arm, seed, accuracy);
+      trial.outcome["results"]["faultline/under/x/acc"] = accuracy;
+      folder.add(trial);
+    }
+  const Json analysis = analyse(spec_of({"control", "arm", "other"}, {{"c", "other", "arm"}}), folder.directory.path());
+  const Json &row = row_of(analysis, "arm"), &under = row["under"]["x"]["against_control"];
+  for (const Json& one : {row["against_control"], under}) {
+    EXPECT_NEAR(one["difference"].get<double>(), 0.1, 1e-12);
+    EXPECT_TRUE(one.contains("interval"));
+    for (const char* claim : {"p", "p_holm", "resolvable"}) EXPECT_FALSE(one.contains(claim)) << claim;
+  }
+}
+
+TEST(Analysis, MeasuresTimeBySeed) {
+  Folder folder;
+  const auto add = [&](const char* arm, int64_t seed, const std::vector<double>& seconds) {
+    Trial trial = trial_of(arm, seed, 0.5);
+    trial.outcome["curves"]["seconds"] = seconds;
+    folder.add(trial);
+  };
+  add("control", 0, {1, 1, 1, 1}), add("control", 1, {4});
+  add("arm", 0, {1.1, 1.1}), add("arm", 1, {4.8});
+  add("once", 0, {2});
+  const Json analysis = analyse(spec_of({"control", "arm", "once"}, {}), folder.directory.path());
+  EXPECT_EQ(row_of(analysis, "control")["seconds_a_step"]["n"], 2) << "seeds, not steps";
+  EXPECT_NEAR(row_of(analysis, "control")["seconds_a_step"]["mean"].get<double>(), 2.5, 1e-12);
+  const Json& overhead = row_of(analysis, "arm")["overhead"];
+  EXPECT_EQ(overhead["n"], 2);
+  EXPECT_NEAR(overhead["mean"].get<double>(), 0.15, 1e-12) << "10 and 20 %";
+  EXPECT_LT(overhead["interval"][0].get<double>(), 0.1);
+  EXPECT_TRUE(row_of(analysis, "once")["overhead"].is_null()) << "one pair has no interval";
 }
 
 TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
@@ -126,6 +162,28 @@ TEST(Lesson34ByteIdenticalArms, RaiseAnAlarm) {
   EXPECT_EQ(row_of(analysis, "idle")["identical_seeds"], 0);
 }
 
+TEST(Lesson34ByteIdenticalArms, AreLookedForInEveryContrast) {
+  Folder folder;
+  folder.add(trial_of("control", 0, 0.5, {0.25, -0.5}));
+  folder.add(trial_of("faulty", 0, 0.5, {0.1, 0.2}));
+  Trial noisy = trial_of("faulty_with_noise", 0, 0.5, {0.1, 0.2});
+  noisy.evidence["aqn"] = {{"changed", 1}};
+  folder.add(noisy);
+  Trial invisible = trial_of("invisible", 0, 0.5, {0.1, 0.2});
+  invisible.evidence["faults"]["counts"] = {{{"phase", "rollout"}, {"changed", 0}}};
+  folder.add(invisible);
+  const Json contrasts = analyse(
+      spec_of({"control", "faulty", "faulty_with_noise", "invisible"}, {{"a", "faulty_with_noise", "faulty"},
+                                                                        {"b", "faulty", "control"},
+                                                                        {"c", "faulty", "invisible"},
+                                                                        {"d", "invisible", "faulty_with_noise"}}),
+      folder.directory.path())["contrasts"];
+  EXPECT_EQ(contrasts[0]["identical_seeds"], 1);
+  EXPECT_EQ(contrasts[1]["identical_seeds"], 0);
+  EXPECT_EQ(contrasts[2]["identical_seeds"], 0) << "one of them promised to change nothing";
+  EXPECT_EQ(contrasts[3]["identical_seeds"], 1) << "the promise was not the noise's";
+}
+
 TEST(Lesson34ByteIdenticalArms, RaiseNoneWhereTheArmPromisedToChangeNothing) {
   Folder folder;
   const auto with_counts = [&](const std::string& arm, int64_t changed, bool noise) {
@@ -163,39 +221,24 @@ TEST(Analysis, SaysWhatWasWonBackOnlyWhereThereIsSomethingToWin) {
 }
 
 TEST(Analysis, SeesWhereSeedsBeginWithWhatTheOnesBeforeLearnt) {
-  const auto alarm = [](const std::vector<double>& starts) {
+  const auto starts = [](const std::vector<double>& starts) {
     Folder folder;
     for (std::size_t seed = 0; seed < starts.size(); ++seed) {
       Trial trial = trial_of("control", static_cast<int64_t>(seed), 0.9);
       trial.outcome["curves"]["start"] = {{"val-core/arithmetic/acc/mean@1", starts[seed]}};
       folder.add(trial);
     }
-    return analyse(spec_of({"control"}, {}), folder.directory.path())["starts"]["alarm"].get<bool>();
+    return analyse(spec_of({"control"}, {}), folder.directory.path());
   };
   // Of a run whose supervised steps began with the weights of the trial before.
-  EXPECT_TRUE(alarm({30.8, 26.6, 39.9, 45.3, 53.3, 63.4, 64.6, 67.3, 73.0}));
-  EXPECT_FALSE(alarm({30.8, 26.6, 29.9, 33.3, 28.3, 27.4, 31.6, 32.3, 29.0}));
-}
-
-TEST(Design, IsWrittenOnceFromThePilotAndNeverAfterTheResults) {
-  Folder folder;
-  const double spread[] = {0.02, -0.01, 0.01, 0.0, 0.03, -0.02};
-  for (int64_t seed = 0; seed < 6; ++seed) {
-    folder.add(trial_of("pilot:control", seed, 0.5 + 0.02 * static_cast<double>(seed)));
-    folder.add(trial_of("pilot:arm", seed, 0.5 + 0.02 * static_cast<double>(seed) + spread[seed]));
-  }
-  ExperimentSpec spec = spec_of({"control", "arm"}, {{"c", "arm", "control"}});
-  spec.seeds = 12;
-  const Json design = write_design(spec, folder.directory.path());
-  const double sd = sd_of(spread);
-  EXPECT_NEAR(design["pilot"]["sd_of_differences"].get<double>(), sd, 1e-12);
-  EXPECT_NEAR(design["resolvable"].get<double>(), paired_t_detectable_effect(sd, 12, 0.8, 0.05), 1e-12);
-  folder.add(trial_of("arm", 0, 0.9));
-  spec.seeds = 3;
-  EXPECT_EQ(write_design(spec, folder.directory.path()), design) << "frozen";
-  Folder late;
-  late.add(trial_of("arm", 0, 0.9));
-  EXPECT_THROW(write_design(spec, late.directory.path()), UsageError);
+  EXPECT_EQ(starts({30.8, 26.6, 39.9, 45.3, 53.3, 63.4, 64.6, 67.3, 73.0})["starts"]["alarm"], true);
+  EXPECT_EQ(starts({30.8, 26.6, 29.9, 33.3, 28.3, 27.4, 31.6, 32.3, 29.0})["starts"]["alarm"], false);
+  EXPECT_EQ(starts({1, 2, 3, 4, 5, 6})["starts"]["alarm"], true) << "p = 2/6!";
+  const Json five = starts({1, 2, 3, 4, 5});
+  EXPECT_EQ(five["starts"]["tested"], false) << "p = 2/5! at best: no alarm would be no finding";
+  EXPECT_FALSE(five["starts"].contains("alarm"));
+  EXPECT_EQ(five["remarks"],
+            Json::array({"Whether the starts have a trend was not tested: it takes 6 seeds, and there are 5."}));
 }
 
 TEST(JoinedEvidence, AddsTheCountsOfParts) {

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "experiment/arms_alike.h"
 #include "experiment/same_start.h"
 #include "experiment/start.h"
 #include "model/weights_fingerprint.h"
@@ -27,6 +28,12 @@ constexpr std::string_view kPilotPrefix = "pilot:";
 
 Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
 
+// What may differ in one experiment: where its model lies, how long it is, what it is asked.
+void leave_out_names(Json& recipe) {
+  recipe.erase("model");
+  for (const char* key : {"seeds", "pilot", "scales", "question"}) recipe["experiment"].erase(key);
+}
+
 // The lock of a trial, or nothing where another process has it. The kernel drops it with its holder.
 std::optional<FileDescriptor> claim(const fs::path& folder) {
   fs::create_directories(folder);
@@ -42,28 +49,6 @@ std::string folder_name(const TrialKey& key) {
   return fmt::format("{}-{}", cell, key.index);
 }
 
-// The run directory that a trial's record names. A folder from which somebody removed it has the trial all the same.
-void copy_run(const fs::path& from, const fs::path& to) {
-  for (const char* name : kRunFiles) {
-    if (!fs::exists(from / name)) continue;
-    fs::create_directories(to);
-    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing);
-  }
-}
-
-// Our trials that ended in an error and that the other store set aside for another attempt.
-std::vector<TrialKey> tried_again(CampaignStore& ours, CampaignStore& theirs) {
-  std::vector<TrialKey> keys;
-  theirs.for_each([&](Trial&& trial) {
-    const std::string cell(attempted_cell(trial.key.cell));
-    if (cell == trial.key.cell) return;
-    for (const Trial& mine : ours.trials(cell))
-      if (mine.key.index == trial.key.index && mine.started == trial.started && mine.finished == trial.finished)
-        keys.push_back(mine.key);
-  });
-  return keys;
-}
-
 }  // namespace
 
 std::string pilot_cell(const std::string& arm) { return std::string(kPilotPrefix) + arm; }
@@ -74,6 +59,14 @@ bool is_of_the_table(const std::string& cell) {
 
 Json read_experiment_plan(const fs::path& folder) { return read_document(folder / "experiment.json", kKind); }
 
+std::string first_difference(const Json& one, const Json& other) {
+  if (one.at("dtype") != other.at("dtype")) return "dtype";
+  Json ours = one.at("recipe"), theirs = other.at("recipe");
+  for (Json* recipe : {&ours, &theirs}) leave_out_names(*recipe);
+  const Json steps = Json::diff(ours, theirs);
+  return steps.empty() ? "its identity, of another version of faultline" : steps[0].at("path").get<std::string>();
+}
+
 Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json versions)
     : recipe_(std::move(recipe)),
       dtype_(std::move(dtype)),
@@ -81,11 +74,10 @@ Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json ver
       versions_(std::move(versions)),
       spec_(read_experiment(recipe_.at("experiment"))) {
   check_calibration(recipe_, spec_);
+  check_arms_are_judged_alike(recipe_, spec_);
   preparation_ = read_preparation(spec_, folder_);
   for (const Arm& arm : spec_.arms) {
     const Node checked = trial_recipe({arm.name, 0});
-    if (checked.at("model") != recipe_.at("model"))
-      throw UsageError(fmt::format("arm '{}': arms of one experiment train one model", arm.name));
     try {
       if (preparation_.complete || !reads_verdict(checked)) (void)read_training(checked, rules_of(checked));
     } catch (const UsageError& error) {
@@ -96,8 +88,7 @@ Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json ver
 
 std::string experiment_identity(const Node& recipe, const std::string& dtype) {
   Json json = as_record(to_json(recipe));
-  json.erase("model");
-  for (const char* key : {"seeds", "pilot", "scales", "question"}) json["experiment"].erase(key);
+  leave_out_names(json);
   json["dtype"] = dtype;
   return json_hash(json);
 }
@@ -131,19 +122,31 @@ void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const Exper
   const fs::path file = folder_ / "experiment.json";
   if (fs::exists(file)) {
     const Json known = read_experiment_plan(folder_);
+    if (known.at("identity") != experiment_identity(recipe_, dtype_))
+      throw UsageError(
+          fmt::format("{}: begun as another experiment, whose recipe differs first at {}; use another --out, or the "
+                      "recipe it was begun with",
+                      folder_.string(), first_difference(known, plan_json())));
     if (known.at("weights") != weights_)
       throw UsageError(
           fmt::format("{}: begun with other weights (fingerprint {}, now {}); use another --out, or the model "
                       "it was begun with",
                       folder_.string(), known.at("weights").get<std::string>(), weights_));
   } else {
-    write_document(file, kKind,
-                   {{"recipe", as_record(to_json(recipe_))},
-                    {"dtype", dtype_},
-                    {"identity", experiment_identity(recipe_, dtype_)},
-                    {"weights", weights_}});
+    write_document(file, kKind, plan_json());
   }
-  if (preparation_.complete) return;
+  if (!preparation_.complete) find_out(loaded, diagnose, progress);
+  check_trials();
+}
+
+Json Experiment::plan_json() const {
+  return {{"recipe", as_record(to_json(recipe_))},
+          {"dtype", dtype_},
+          {"identity", experiment_identity(recipe_, dtype_)},
+          {"weights", weights_}};
+}
+
+void Experiment::find_out(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress) {
   std::optional<FileDescriptor> alone = claim(folder_ / "preparation");
   if (!alone) throw RuntimeFailure(fmt::format("{}: another process is preparing it; run again", folder_.string()));
   const Snapshot start(*loaded.model);
@@ -153,6 +156,23 @@ void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const Exper
     const Node checked = trial_recipe({arm.name, 0});
     (void)read_training(checked, rules_of(checked));
   }
+}
+
+std::string Experiment::foreign(const Trial& trial) const {
+  if (trial.fingerprint == fingerprint_of(trial_recipe(trial.key))) return "";
+  return fmt::format("trial {} of {} was run with another recipe, calibration or verdict", trial.key.index,
+                     trial.key.cell);
+}
+
+void Experiment::check_trials() const {
+  if (!fs::exists(folder_ / "campaign.sqlite")) return;
+  CampaignStore(folder_ / "campaign.sqlite").for_each([&](Trial&& trial) {
+    if (const std::string sentence = foreign(trial); !sentence.empty())
+      throw UsageError(
+          fmt::format("{}: {} than the folder has now; put back the calibration.json and verdict.json that the trials "
+                      "were run with, or use another --out",
+                      folder_.string(), sentence));
+  });
 }
 
 std::vector<TrialKey> Experiment::keys(const CampaignPart& part) const {
@@ -249,46 +269,6 @@ int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const Exp
   }
   start.restore(*loaded.model);
   return ran;
-}
-
-int64_t Experiment::merge(const fs::path& other, const std::string& called) {
-  const Json theirs = read_experiment_plan(other), ours = read_experiment_plan(folder_);
-  const auto refuse = [&](const std::string& what) {
-    throw UsageError(
-        fmt::format("{}: {}; its trials cannot be counted with those of {}", called, what, folder_.string()));
-  };
-  if (theirs.at("identity") != ours.at("identity")) {
-    const Json patch = Json::diff(ours.at("recipe"), theirs.at("recipe"));
-    std::string first = theirs.at("dtype") != ours.at("dtype") ? "dtype" : "";
-    for (const Json& step : patch)
-      if (const std::string path = step.at("path"); first.empty() && path != "/model") first = path;
-    refuse(fmt::format("its recipe differs, first at {}", first));
-  }
-  if (theirs.at("weights") != ours.at("weights")) refuse("its model has other weights");
-  CampaignStore store(folder_ / "campaign.sqlite"), their_store(other / "campaign.sqlite");
-  const std::vector<TrialKey> repeated = tried_again(store, their_store);
-  std::vector<Trial> trials;  // that we do not have
-  std::set<uint64_t> seeds;
-  their_store.for_each([&](Trial&& trial) {
-    if (trial.fingerprint != fingerprint_of(trial_recipe(trial.key)))
-      refuse(fmt::format("trial {} of {} was run with another recipe, calibration or verdict", trial.key.index,
-                         trial.key.cell));
-    if (store.is_there(trial.key) && std::ranges::find(repeated, trial.key) == repeated.end()) return;
-    seeds.insert(trial.seed);
-    trials.push_back(std::move(trial));
-  });
-  SameStart starts = starts_of(store, seeds);
-  for (const Trial& trial : trials)
-    if (const std::string sentence = starts.note(trial, trial_recipe(trial.key)); !sentence.empty()) refuse(sentence);
-  store.set_errors_aside(repeated);
-  int64_t taken = 0;
-  for (const Trial& trial : trials) {
-    const fs::path run = (fs::path("trials") / trial.outcome.at("run").get<std::string>()).lexically_normal();
-    if (*run.begin() != "trials") refuse(fmt::format("a record names '{}' as its run", run.string()));
-    copy_run(other / run, folder_ / run);
-    taken += store.insert(trial) ? 1 : 0;
-  }
-  return taken;
 }
 
 }  // namespace faultline

@@ -31,6 +31,11 @@ struct ExperimentProgress {
   std::function<void(const std::string&)> on_line;
 };
 
+struct MergeSource {
+  std::filesystem::path folder;
+  std::string called;  // what the folder is to whoever reads an error, as in "--merge FOLDER"
+};
+
 class Experiment {
  public:
   // dtype is part of what an experiment is; the versions of the program are kept with every trial. Validates every arm;
@@ -39,9 +44,11 @@ class Experiment {
 
   const ExperimentSpec& spec() const { return spec_; }
   const std::filesystem::path& folder() const { return folder_; }
-  // Writes experiment.json, or refuses a folder that was begun with other weights. Calibrates and diagnoses where the
-  // recipe asks for it and it was not done.
+  // Writes experiment.json, or refuses a folder that was begun with another recipe or other weights. Calibrates and
+  // diagnoses where the recipe asks for it and it was not done. UsageError as check_trials has it.
   void open(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress);
+  // UsageError where a stored trial was run with another recipe, calibration or verdict than the folder has.
+  void check_trials() const;
 
   std::vector<TrialKey> keys(const CampaignPart& part) const;     // all of that part
   std::vector<TrialKey> pending(const CampaignPart& part) const;  // not in the store
@@ -51,14 +58,21 @@ class Experiment {
   // Runs what is missing and free. Returns the number of trials it ran.
   int64_t run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress);
 
-  // Takes the trials of another folder of the same experiment and their runs; returns how many were new. UsageError
-  // where recipe, weights, calibration, a trial's recipe or the weights that the arms of a seed began with differ.
-  // called: what the folder is to whoever reads that, as in "--merge FOLDER".
-  int64_t merge(const std::filesystem::path& other, const std::string& called);
+  // Takes the trials of other folders of the same experiment and their runs; returns how many were new. All folders are
+  // checked before the first trial is taken.
+  int64_t merge(const std::vector<MergeSource>& others);
+  // UsageError where recipe, weights, calibration, a trial's recipe or the weights that the arms of a seed began with
+  // differ.
+  void check_merge(const std::vector<MergeSource>& others) const;
 
   Node trial_recipe(const TrialKey& key) const;
 
  private:
+  Json plan_json() const;
+  void find_out(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress);
+  std::string foreign(const Trial& trial) const;  // a sentence where it is of another recipe than ours; else ""
+  void check_plan_of(const MergeSource& other) const;
+  int64_t take(const MergeSource& other);
   std::string fingerprint_of(const Node& recipe) const;
   SameStart starts_of(CampaignStore& store, const std::set<uint64_t>& seeds) const;  // of the trials there
 
@@ -75,6 +89,9 @@ std::string experiment_identity(const Node& recipe, const std::string& dtype);
 
 std::string pilot_cell(const std::string& arm);  // "pilot:baseline"
 bool is_of_the_table(const std::string& cell);   // neither a pilot's nor an earlier attempt
+
+// Where the plans of two experiments differ: a path in their recipes, or "dtype".
+std::string first_difference(const Json& one, const Json& other);
 
 Json read_experiment_plan(const std::filesystem::path& folder);  // experiment.json: recipe, dtype, identity, weights
 

@@ -99,9 +99,17 @@ Calibration read_calibration(const Node& node) {
   return calibration;
 }
 
+// A seed that an arm set would be overwritten with the experiment's, without a word.
+void refuse_own_seed(const std::string& arm, const std::string& key, const Node& changes) {
+  if (key == "seed")
+    throw changes.error(
+        fmt::format("arm '{}': seed: the arms of an experiment share its seeds; change the recipe's", arm));
+}
+
 Arm read_arm(const std::string& name, const Node& changes) {
   Arm arm{name, {}, {}};
   for (const auto& change : changes.entries()) {
+    refuse_own_seed(name, change.key, changes);
     if (change.key != "by_seed") {
       arm.overrides.push_back(change_text(change.key, change.value));
       continue;
@@ -110,6 +118,7 @@ Arm read_arm(const std::string& name, const Node& changes) {
     for (const auto& entry : change.value.entries()) {
       if (!entry.value.is_list() || entry.value.size() == 0)
         throw changes.error(fmt::format("by_seed: {}: a list of values that seeds take in turn", entry.key));
+      refuse_own_seed(name, entry.key, changes);
       std::vector<std::string> values;
       for (const Node& value : entry.value.items()) values.push_back(change_text(entry.key, value));
       arm.by_seed.emplace_back(entry.key, std::move(values));

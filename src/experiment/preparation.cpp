@@ -10,7 +10,6 @@
 #include "experiment/run_evidence.h"
 #include "experiment/start.h"
 #include "experiment/trial.h"
-#include "record/atomic_file.h"
 #include "record/document.h"
 #include "task/evaluate.h"
 
@@ -22,6 +21,7 @@ namespace fs = std::filesystem;
 constexpr const char* kVerdict = "verdict.json";
 constexpr const char* kCalibration = "calibration.json";
 constexpr const char* kKind = "calibration";
+constexpr const char* kVerdictKind = "diagnose";  // as the page of a verdict is called
 
 Node* calibrated_rule(Node& recipe, const std::string& name) {
   for (Node& rule : recipe.find("faults")->items())
@@ -141,7 +141,21 @@ void diagnose_start(LoadedModel& loaded, const Node& recipe, const ExperimentSpe
         fmt::format("experiment.diagnose: method {} accuses no layer of the faulty model: an arm that is to be guided "
                     "by it cannot be; try another method or a stronger fault",
                     spec.diagnosis));
-  write_file_atomically(folder / kVerdict, verdict.dump(2) + "\n");
+  Json sealed = Json::parse(verdict.dump());
+  sealed["diagnosis_version"] = sealed.at("version");
+  sealed.erase("version");
+  write_document(folder / kVerdict, kVerdictKind, sealed);
+}
+
+// Verdicts of experiments before they had a seal are made again: the trials' fingerprints say whether it is the same.
+Json read_verdict(const fs::path& file) {
+  const std::string text = read_file(file, std::size_t{1} << 24);
+  if (const Json plain = parse_json_text(text, file.string()); plain.is_object() && !plain.contains("seal"))
+    throw UsageError(
+        fmt::format("{}: it has no seal, so nothing shows that it is the verdict that the trials followed; remove it, "
+                    "and the next run diagnoses again",
+                    file.string()));
+  return parse_document(text, kVerdictKind, file.string());
 }
 
 }  // namespace
@@ -161,8 +175,7 @@ Preparation read_preparation(const ExperimentSpec& spec, const fs::path& folder)
     if (!fs::exists(found.verdict)) {
       found.complete = false;
     } else {
-      const Json verdict = parse_json_text(read_file(found.verdict, std::size_t{1} << 24), found.verdict.string());
-      found.layer = verdict.at("candidates").at(0).at("layer").get<int64_t>();
+      found.layer = read_verdict(found.verdict).at("candidates").at(0).at("layer").get<int64_t>();
     }
   }
   return found;

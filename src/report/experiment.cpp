@@ -1,4 +1,5 @@
-// The story of an experiment: arms times seeds, compared with the control seed by seed.
+// The story of an experiment: arms times seeds, compared seed by seed. What is claimed comes from the contrasts that
+// were named before the run, and from them alone; differences from the control beside them are shown, never judged.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,26 +14,30 @@ namespace {
 
 constexpr double kAlpha = 0.05;
 
-std::string sentence_of(const Json& arm) {
-  const Json& against = at(arm, "against_control");
-  const std::optional<double> difference = number(against, "difference"), p = number(against, "p_holm");
-  const auto range = interval(against, "interval");
-  if (!difference || !p || !range)
-    return against.is_null() ? "" : fmt::format("{}: too few pairs to compare.", string(arm, "arm"));
+std::string sentence_of(const Json& contrast, std::optional<double> fewest_pairs) {
+  const std::optional<double> difference = number(contrast, "difference"), p = number(contrast, "p_holm");
+  const auto range = interval(contrast, "interval");
+  const std::string arm = string(contrast, "arm"), against = string(contrast, "against");
+  if (!difference || !p || !range) return fmt::format("{} against {}: too few pairs to compare.", arm, against);
+  const std::optional<double> pairs = number(contrast, "pairs"), resolvable = number(contrast, "resolvable");
   const std::string numbers =
       fmt::format("{:+.1f} points [{:+.1f}, {:+.1f}], {} after Holm, {} pairs", 100 * *difference, 100 * range->first,
-                  100 * range->second, p_words(*p), number_text(number(against, "pairs")));
+                  100 * range->second, p_words(*p), number_text(pairs));
   if (*p < kAlpha)
-    return fmt::format("{} is {} than the control: {}.", string(arm, "arm"), *difference > 0 ? "better" : "worse",
-                       numbers);
-  const std::optional<double> resolvable = number(against, "resolvable");
-  return fmt::format(
-      "{}: inconclusive, {}{}.", string(arm, "arm"), numbers,
-      resolvable ? fmt::format("; an effect of {:.1f} points could have been seen", 100 * *resolvable) : "");
+    return fmt::format("{} is {} than {}: {}.", arm, *difference > 0 ? "better" : "worse", against, numbers);
+  std::string power;
+  if (pairs && fewest_pairs && *pairs < *fewest_pairs)
+    power =
+        fmt::format("; {} pairs cannot be significant at Holm's first step, whatever the effect", number_text(*pairs));
+  else if (resolvable)
+    power = fmt::format("; an effect of {:.1f} points would have been seen with 80 % power", 100 * *resolvable);
+  return fmt::format("{} against {}: inconclusive, {}{}.", arm, against, numbers, power);
 }
 
 IntervalChart difference_chart(const Json& arms, const std::string& control) {
-  IntervalChart chart{.title = fmt::format("Difference from '{}' in points, 95 % intervals, paired by seed", control),
+  IntervalChart chart{.title = fmt::format("Difference from '{}' in points, 95 % intervals, paired by seed; described, "
+                                           "not tested",
+                                           control),
                       .reference = 0.0};
   for (const Json& arm : arms) {
     const Json& against = at(arm, "against_control");
@@ -44,7 +49,6 @@ IntervalChart difference_chart(const Json& arms, const std::string& control) {
       row.value = 100 * *difference;
       row.range = std::pair(100 * range->first, 100 * range->second);
       row.note = fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]", *row.value, row.range->first, row.range->second);
-      if (number(against, "p_holm").value_or(1) < kAlpha) row.tone = *difference > 0 ? "good" : "bad";
     }
     chart.rows.push_back(row);
   }
@@ -139,19 +143,11 @@ Html reward_curves(const LoadedRecord& record) {
   return chart.series.empty() ? Html() : draw(chart);
 }
 
-}  // namespace
-
-Story tell_experiment(const LoadedRecord& record) {
-  Story story;
-  const Json& arms = items(at(record.document, "arms"));
-  std::size_t compared = 0, decided = 0;
+// -> trials without evidence
+double words_of_arms(const Json& arms, Story& story) {
   double unproven = 0;
   for (const Json& arm : arms) {
-    const Json& against = at(arm, "against_control");
-    compared += number(against, "p_holm").has_value();
-    decided += number(against, "p_holm").value_or(1) < kAlpha;
     unproven += number(arm, "evidence_missing").value_or(0);
-    if (const std::string sentence = sentence_of(arm); !sentence.empty()) story.words.push_back(sentence);
     if (const Json& earlier = items(at(arm, "earlier_attempts")); !earlier.empty())
       story.words.push_back(fmt::format("{}: {} trials are later attempts; the earlier ones ended without proof.",
                                         string(arm, "arm"), earlier.size()));
@@ -161,6 +157,54 @@ Story tell_experiment(const LoadedRecord& record) {
                       "not act.",
                       string(arm, "arm"), number_text(number(arm, "identical_seeds"))));
   }
+  return unproven;
+}
+
+// The headline too. -> how many could be tested
+std::size_t words_of_contrasts(const Json& document, Story& story) {
+  const Json& contrasts = items(at(document, "contrasts"));
+  std::size_t tested = 0, decided = 0;
+  for (const Json& one : contrasts) {
+    tested += number(one, "p_holm").has_value();
+    decided += number(one, "p_holm").value_or(1) < kAlpha;
+    story.words.push_back(sentence_of(one, number(document, "fewest_pairs_for_holm")));
+    if (number(one, "identical_seeds").value_or(0) > 0 && at(one, "against") != at(document, "control"))
+      story.words.push_back(fmt::format("{}: in {} seeds every step was that of {}, to the bit.", string(one, "arm"),
+                                        number_text(number(one, "identical_seeds")), string(one, "against")));
+  }
+  if (contrasts.empty())
+    story.headline = fmt::format("{} arms, described: no contrast was named, so nothing is claimed.",
+                                 items(at(document, "arms")).size());
+  else if (tested == 0)
+    story.headline = fmt::format("None of {} contrasts could be tested.", contrasts.size());
+  else
+    story.headline =
+        fmt::format("{} of {} contrasts {} significant after Holm{}.", decided, contrasts.size(),
+                    decided == 1 ? "is" : "are", decided < contrasts.size() ? "; the others are inconclusive" : "");
+  return tested;
+}
+
+// "Trained on cuda:0 with faultline 0.1.0 (commit 4de0f6f), torch 2.11.0."
+std::string made_with(const Json& made) {
+  std::vector<std::string> programs;
+  for (const Json& one : items(at(made, "versions")))
+    programs.push_back(fmt::format("faultline {} (commit {}), torch {}", string(one, "version"), string(one, "commit"),
+                                   string(one, "torch")));
+  if (number(made, "trials_without_versions").value_or(0) > 0)
+    programs.emplace_back("a version that the trials do not name");
+  const std::string devices = joined(items(at(made, "devices")), ", ");
+  return devices.empty() ? "" : fmt::format("Trained on {} with {}.", devices, joined(Json(programs), "; "));
+}
+
+}  // namespace
+
+Story tell_experiment(const LoadedRecord& record) {
+  Story story;
+  const Json &arms = items(at(record.document, "arms")), &contrasts = items(at(record.document, "contrasts"));
+  const double unproven = words_of_arms(arms, story);
+  const std::size_t tested = words_of_contrasts(record.document, story);
+  for (const Json& remark : items(at(record.document, "remarks"))) story.words.push_back(shown(remark));
+  if (const std::string made = made_with(at(record.document, "made_with")); !made.empty()) story.words.push_back(made);
   if (const Json& starts = at(record.document, "starts"); at(starts, "alarm") == true)
     story.words.push_back(
         fmt::format("What the seeds begin with rises or falls with their number (p = {:.2g}): they do not look "
@@ -168,20 +212,16 @@ Story tell_experiment(const LoadedRecord& record) {
                     number(starts, "p_of_a_trend").value_or(0)));
   const std::string question = string(record.document, "question");
   if (!question.empty()) story.words.insert(story.words.begin(), "Asked: " + question);
-  story.headline = compared == 0 ? "No arm could be compared with a control."
-                                 : fmt::format("{} of {} arms differ from the control '{}'{}.", decided, compared,
-                                               string(record.document, "control"),
-                                               decided < compared ? "; the others are inconclusive" : "");
   if (unproven > 0)
     story.words.push_back(fmt::format("{} trials have no evidence and are left out.", number_text(unproven)));
   if (const auto fewest = number(record.document, "fewest_pairs_for_holm"))
     story.words.push_back(
         fmt::format("{} seeds are the fewest with which Holm's first step can pass 0.05.", number_text(*fewest)));
-  story.tone = unproven > 0 || compared == 0 ? Tone::kDoubt : Tone::kPlain;
-  Html body;
-  if (compared > 0) body += draw(difference_chart(arms, string(record.document, "control")));
-  body += contrasts_of(items(at(record.document, "contrasts"))) + under_faults(arms);
-  story.sections.push_back({"Arms", body + arms_table(arms)});
+  story.tone = unproven > 0 || tested == 0 ? Tone::kDoubt : Tone::kPlain;
+  const IntervalChart differences = difference_chart(arms, string(record.document, "control"));
+  Html body = contrasts_of(contrasts);
+  if (!differences.rows.empty()) body += draw(differences);
+  story.sections.push_back({"Arms", body + under_faults(arms) + arms_table(arms)});
   if (Html curves = reward_curves(record); !curves.empty()) story.sections.push_back({"Curves", std::move(curves)});
   return story;
 }

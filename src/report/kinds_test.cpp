@@ -63,17 +63,36 @@ TEST_F(Kinds, ShowsNoFaultyValidationWithoutALedger) {
   EXPECT_TRUE(has(page_of(run.path()), "37.5 %"));
 }
 
+Json contrast_of(const char* arm, double difference, int64_t pairs, double p) {
+  return {{"name", arm},
+          {"arm", arm},
+          {"against", "none"},
+          {"pairs", pairs},
+          {"difference", difference},
+          {"interval", {difference - 0.03, difference + 0.03}},
+          {"p", p},
+          {"p_holm", p},
+          {"resolvable", pairs < 7 ? Json() : Json(0.04)}};
+}
+
+// With rows that an older version tested in a family of their own.
+Json experiment_of(const Json& contrasts) {
+  const Json against = {{"pairs", 3}, {"difference", 0.02}, {"interval", {0.01, 0.05}}, {"p", 0.01}, {"p_holm", 0.01}};
+  return {{"question", "Does it help?"},
+          {"control", "none"},
+          {"arms", {{{"arm", "none"}, {"trials", 3}}, {{"arm", "aqn"}, {"trials", 3}, {"against_control", against}}}},
+          {"contrasts", contrasts},
+          {"fewest_pairs_for_holm", 7},
+          {"made_with", {{"devices", {"cpu"}}, {"versions", {{{"version", "1"}, {"commit", "abc"}, {"torch", "2"}}}}}},
+          {"remarks", {"12 of 72 trials are older than the design."}}};
+}
+
 TEST_F(Kinds, ShowsAnExperimentWithItsTrials) {
-  write_document(
-      folder_.path() / "analysis.json", "experiment",
-      {{"question", "Does it help?"},
-       {"control", "none"},
-       {"arms",
-        {{{"arm", "none"}, {"trials", 3}},
-         {{"arm", "aqn"},
-          {"trials", 3},
-          {"against_control",
-           {{"pairs", 3}, {"difference", 0.02}, {"interval", {-0.01, 0.05}}, {"p", 0.5}, {"p_holm", 0.5}}}}}}});
+  write_document(folder_.path() / "analysis.json", "experiment",
+                 experiment_of({contrast_of("aqn", 0.02, 3, 0.5),
+                                contrast_of("other", -0.05, 8, 0.02),
+                                contrast_of("third", 0.01, 8, 0.6),
+                                {{"arm", "lost"}, {"against", "none"}, {"pairs", 1}}}));
   {
     CampaignStore store(folder_.path() / "campaign.sqlite");
     for (int i = 0; i < 3; ++i)
@@ -82,9 +101,22 @@ TEST_F(Kinds, ShowsAnExperimentWithItsTrials) {
                                 .outcome = {{"curves", {{"reward", {0.1, 0.2 + i * 0.1}}}}}}));
   }
   const std::string html = page_of(folder_.path());
-  EXPECT_TRUE(has(html, "0 of 1 arms differ from the control"));
-  EXPECT_TRUE(has(html, "aqn: inconclusive, +2.0 points [-1.0, +5.0]"));
+  EXPECT_TRUE(has(html, "1 of 4 contrasts is significant after Holm; the others are inconclusive."));
+  EXPECT_TRUE(has(html, "aqn against none: inconclusive, +2.0 points [-1.0, +5.0]"));
+  EXPECT_TRUE(has(html, "3 pairs cannot be significant at Holm&#39;s first step, whatever the effect"));
+  EXPECT_TRUE(has(html, "other is worse than none: -5.0 points"));
+  EXPECT_TRUE(has(html, "an effect of 4.0 points would have been seen with 80 % power"));
+  EXPECT_TRUE(has(html, "lost against none: too few pairs to compare."));
+  EXPECT_TRUE(has(html, "12 of 72 trials are older than the design."));
+  EXPECT_TRUE(has(html, "Trained on cpu with faultline 1 (commit abc), torch 2."));
   EXPECT_TRUE(has(html, "class=\"band"));
+}
+
+TEST_F(Kinds, ClaimsNothingOfAnExperimentWithoutContrasts) {
+  write_document(folder_.path() / "analysis.json", "experiment", experiment_of(Json::array()));
+  const std::string html = page_of(folder_.path());
+  EXPECT_TRUE(has(html, "2 arms, described: no contrast was named, so nothing is claimed."));
+  for (const char* claim : {"better", "worse", "significant", "p = 0.01"}) EXPECT_FALSE(has(html, claim)) << claim;
 }
 
 TEST_F(Kinds, ShowsATriageAndARace) {
