@@ -130,3 +130,33 @@ def test_a_merge_takes_all_folders_or_none(guided, copy, two_arms, tmp_path):
 def test_arms_that_are_judged_by_other_rules_are_refused(recipe, tmp_path, arm, sentence):
     refused = run(recipe, tmp_path / "runs", f"++experiment.arms.noisy={arm}")
     assert refused.returncode == 64 and "arm 'noisy'" in refused.stderr and sentence in refused.stderr, refused.stderr
+
+
+@pytest.mark.parametrize("damage", [
+    "json_set(outcome, '$.results', json('[1]'))",
+    "json_remove(outcome, '$.curves.loss')",
+    "json_set(outcome, '$.curves.seconds', 'soon')",
+    "json_set(outcome, '$.run', 7)",
+    "json_remove(outcome, '$.device')",
+    "'[]'",
+])  # fmt: skip
+def test_trials_of_another_shape_are_refused_before_they_are_taken(guided, copy, two_arms, tmp_path, damage):
+    with sqlite3.connect(copy / "campaign.sqlite") as store:
+        store.execute(f"UPDATE trial SET outcome = {damage} WHERE cell = 'none'")
+    words = (*two_arms, "--seeds", "0")
+    refused = run(GUIDED, tmp_path / "fresh", *words, "--merge", copy)
+    assert refused.returncode == 64 and "is not as this program writes it" in refused.stderr, refused.stderr
+    opened = run(GUIDED, copy.parent, *words)
+    assert opened.returncode == 64 and "is not as this program writes it" in opened.stderr, opened.stderr
+    assert succeeded(run(GUIDED, tmp_path / "fresh", *words, "--merge", guided))["merged"] == 2, "nothing of it stayed"
+
+
+def test_a_merge_copies_nothing_that_is_only_pointed_at(copy, two_arms, tmp_path):
+    private = tmp_path / "private.txt"
+    private.write_text("nobody's business")
+    events = next(copy.glob("trials/*/*/events.jsonl"))
+    events.unlink()
+    events.symlink_to(private)
+    refused = run(GUIDED, tmp_path / "fresh", *two_arms, "--seeds", "0", "--merge", copy)
+    assert refused.returncode == 64 and "is a link to another place" in refused.stderr, refused.stderr
+    assert not list((tmp_path / "fresh").rglob("events.jsonl"))

@@ -12,6 +12,7 @@
 #include "experiment/arms_alike.h"
 #include "experiment/same_start.h"
 #include "experiment/start.h"
+#include "experiment/trial_shape.h"
 #include "model/weights_fingerprint.h"
 #include "record/clock.h"
 #include "record/document.h"
@@ -167,6 +168,8 @@ std::string Experiment::foreign(const Trial& trial) const {
 void Experiment::check_trials() const {
   if (!fs::exists(folder_ / "campaign.sqlite")) return;
   CampaignStore(folder_ / "campaign.sqlite").for_each([&](Trial&& trial) {
+    if (const std::string sentence = misshapen(trial); !sentence.empty())
+      throw UsageError(fmt::format("{}: {}; use another --out", folder_.string(), sentence));
     if (const std::string sentence = foreign(trial); !sentence.empty())
       throw UsageError(
           fmt::format("{}: {} than the folder has now; put back the calibration.json and verdict.json that the trials "

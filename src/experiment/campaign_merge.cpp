@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "experiment/campaign.h"
+#include "experiment/trial_shape.h"
 
 namespace faultline {
 namespace {
@@ -37,6 +38,17 @@ std::vector<TrialKey> tried_again(CampaignStore& ours, CampaignStore& theirs) {
 // Below trials/, wherever the record says that it lies.
 fs::path run_of(const Trial& trial) {
   return (fs::path("trials") / trial.outcome.at("run").get<std::string>()).lexically_normal();
+}
+
+// A file of the run that lies elsewhere, or "": a merge must not copy what somebody only pointed at.
+fs::path leads_out_of(const fs::path& folder, const fs::path& run) {
+  for (const char* name : kRunFiles) {
+    const fs::path file = folder / run / name;
+    if (!fs::exists(file)) continue;
+    const fs::path inside = fs::canonical(file).lexically_relative(fs::canonical(folder));
+    if (inside.empty() || *inside.begin() == "..") return file;
+  }
+  return {};
 }
 
 // Those of theirs that ours does not have.
@@ -75,9 +87,12 @@ void Experiment::check_merge(const std::vector<MergeSource>& others) const {
     check_plan_of(other);
     CampaignStore their_store(other.folder / "campaign.sqlite");
     their_store.for_each([&](Trial&& trial) {
-      if (const std::string sentence = foreign(trial); !sentence.empty()) refuse(other, sentence, folder_);
-      if (const fs::path run = run_of(trial); *run.begin() != "trials")
-        refuse(other, fmt::format("a record names '{}' as its run", run.string()), folder_);
+      for (const std::string& sentence : {misshapen(trial), foreign(trial)})
+        if (!sentence.empty()) refuse(other, sentence, folder_);
+      const fs::path run = run_of(trial);
+      if (*run.begin() != "trials") refuse(other, fmt::format("a record names '{}' as its run", run.string()), folder_);
+      if (const fs::path file = leads_out_of(other.folder, run); !file.empty())
+        refuse(other, fmt::format("{} is a link to another place", file.string()), folder_);
     });
     for (Trial& trial : new_trials(store, their_store, tried_again(store, their_store))) {
       if (!known.emplace(trial.key.cell, trial.key.index).second) continue;
