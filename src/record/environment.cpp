@@ -10,6 +10,8 @@ namespace faultline {
 namespace {
 
 constexpr std::array<std::string_view, 4> kSecrets = {"token", "key", "secret", "password"};
+constexpr std::string_view kNoSecret = "_ib_pkey";  // the number of an InfiniBand partition
+constexpr std::string_view kLocale = "LC_";
 constexpr std::array<std::string_view, 22> kPrefixes = {
     "NCCL_", "RCCL_", "CUDA_", "HIP_", "HSA_", "ROCR_", "NVIDIA_", "GLOO_",  "TORCH_", "PYTORCH_",     "OMP_",
     "GOMP_", "KMP_",  "MKL_",  "UCX_", "FI_",  "IBV_",  "MLX5_",   "ONEDNN", "ATEN_",  "CUBLAS_WORKS", "FAULTLINE_"};
@@ -40,6 +42,7 @@ void for_each_variable(const Visit& visit) {
 
 bool names_a_secret(std::string_view variable) {
   const std::string name = lower(variable);
+  if (name.ends_with(kNoSecret)) return false;
   return std::any_of(kSecrets.begin(), kSecrets.end(),
                      [&](std::string_view word) { return name.find(word) != std::string::npos; });
 }
@@ -67,10 +70,22 @@ bool is_recorded_variable(std::string_view variable) {
 std::map<std::string, std::string> inherited_environment() {
   std::map<std::string, std::string> inherited;
   for_each_variable([&](const std::string& name, std::string_view value) {
-    const bool needed = std::find(kNeeded.begin(), kNeeded.end(), name) != kNeeded.end() || name.starts_with("LC_");
+    const bool needed = std::find(kNeeded.begin(), kNeeded.end(), name) != kNeeded.end() || name.starts_with(kLocale);
     if (needed || (is_recorded_variable(name) && !names_a_secret(name))) inherited[name] = value;
   });
   return inherited;
+}
+
+ChildEnvironment::ChildEnvironment(const std::map<std::string, std::string>& variables) {
+  for (const auto& [name, value] : variables) words_.push_back(name + '=' + value);
+  for (std::string& word : words_) pointers_.push_back(word.data());
+  pointers_.push_back(nullptr);
+}
+
+Json inheritance() {
+  std::vector<std::string_view> prefixes(kPrefixes.begin(), kPrefixes.end());
+  prefixes.push_back(kLocale);
+  return {{"names", kNeeded}, {"prefixes", prefixes}, {"secrets", kSecrets}, {"no_secrets", {kNoSecret}}};
 }
 
 Json recorded_environment() {

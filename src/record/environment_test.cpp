@@ -10,7 +10,7 @@ namespace {
 TEST(Environment, KnowsTheNamesOfSecrets) {
   for (const char* name : {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "api_key", "WANDB_API_KEY", "Password", "PGPASSWORD"})
     EXPECT_TRUE(names_a_secret(name)) << name;
-  for (const char* name : {"NCCL_PROTO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", ""})
+  for (const char* name : {"NCCL_PROTO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_IB_PKEY", ""})
     EXPECT_FALSE(names_a_secret(name)) << name;
 }
 
