@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kSecrets = {"token", "key", "secret", "password"};
 constexpr std::string_view kNoSecret = "_ib_pkey";  // the number of an InfiniBand partition
-constexpr std::string_view kLocale = "LC_";
+// Not recorded, but handed on: LC_* and the BLAS libraries', which run on some processors only with a variable of
+// theirs.
+constexpr std::array<std::string_view, 6> kHandedOn = {"LC_", "NVPL_", "OPENBLAS_", "BLIS_", "ARMPL_", "DNNL_"};
 constexpr std::array<std::string_view, 22> kPrefixes = {
     "NCCL_", "RCCL_", "CUDA_", "HIP_", "HSA_", "ROCR_", "NVIDIA_", "GLOO_",  "TORCH_", "PYTORCH_",     "OMP_",
     "GOMP_", "KMP_",  "MKL_",  "UCX_", "FI_",  "IBV_",  "MLX5_",   "ONEDNN", "ATEN_",  "CUBLAS_WORKS", "FAULTLINE_"};
@@ -27,6 +29,12 @@ std::string lower(std::string_view text) {
   std::string result(text);
   std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
   return result;
+}
+
+bool is_handed_on(std::string_view variable) {
+  return !names_a_secret(variable) && std::any_of(kHandedOn.begin(), kHandedOn.end(), [&](std::string_view prefix) {
+    return variable.starts_with(prefix);
+  });
 }
 
 template <class Visit>
@@ -70,7 +78,7 @@ bool is_recorded_variable(std::string_view variable) {
 std::map<std::string, std::string> inherited_environment() {
   std::map<std::string, std::string> inherited;
   for_each_variable([&](const std::string& name, std::string_view value) {
-    const bool needed = std::find(kNeeded.begin(), kNeeded.end(), name) != kNeeded.end() || name.starts_with(kLocale);
+    const bool needed = std::find(kNeeded.begin(), kNeeded.end(), name) != kNeeded.end() || is_handed_on(name);
     if (needed || (is_recorded_variable(name) && !names_a_secret(name))) inherited[name] = value;
   });
   return inherited;
@@ -84,7 +92,7 @@ ChildEnvironment::ChildEnvironment(const std::map<std::string, std::string>& var
 
 Json inheritance() {
   std::vector<std::string_view> prefixes(kPrefixes.begin(), kPrefixes.end());
-  prefixes.push_back(kLocale);
+  prefixes.insert(prefixes.end(), kHandedOn.begin(), kHandedOn.end());
   return {{"names", kNeeded}, {"prefixes", prefixes}, {"secrets", kSecrets}, {"no_secrets", {kNoSecret}}};
 }
 

@@ -40,12 +40,14 @@ TEST(Environment, HandsOnWhatAProgramNeedsAndNoSecret) {
   ::setenv("HF_TOKEN_OF_ENVIRONMENT_TEST", "hunter2", 1);
   ::setenv("UNRELATED_OF_ENVIRONMENT_TEST", "hunter2", 1);
   ::setenv("PATH", "/usr/bin:/bin", 0);
+  ::setenv("NVPL_OF_ENVIRONMENT_TEST", "1", 1);
   const auto inherited = inherited_environment();
+  EXPECT_EQ(inherited.at("NVPL_OF_ENVIRONMENT_TEST"), "1") << "a BLAS may not work without";
   EXPECT_TRUE(inherited.contains("PATH"));
   EXPECT_EQ(inherited.at("NCCL_PROTO_OF_ENVIRONMENT_TEST"), "LL");
   for (const auto& [name, value] : inherited) EXPECT_EQ(value.find("hunter2"), std::string::npos) << name;
   for (const char* name : {"NCCL_PROTO_OF_ENVIRONMENT_TEST", "NCCL_KEY_OF_ENVIRONMENT_TEST",
-                           "HF_TOKEN_OF_ENVIRONMENT_TEST", "UNRELATED_OF_ENVIRONMENT_TEST"})
+                           "HF_TOKEN_OF_ENVIRONMENT_TEST", "UNRELATED_OF_ENVIRONMENT_TEST", "NVPL_OF_ENVIRONMENT_TEST"})
     ::unsetenv(name);
 }
 
