@@ -130,7 +130,7 @@ def test_a_campaign_in_worker_processes_gives_the_same_trials(model, tmp_path):
     def trials(store, *arguments):
         recipe.write_text(f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {store}}}\n")
         records = tmp_path / "records.jsonl"
-        done = launch("run", recipe, "--quiet", "--records", records, *arguments)
+        done = launch("run", recipe, "--quiet", "--out", tmp_path, "--records", records, *arguments)
         assert done.returncode == 0, done.stderr
         found = {}
         for line in map(json.loads, records.read_text().splitlines()):
@@ -138,8 +138,8 @@ def test_a_campaign_in_worker_processes_gives_the_same_trials(model, tmp_path):
             found[line["cell"], line["index"]] = (line["seed"], line["outcome"], line["evidence"])
         return found
 
-    assert trials(tmp_path / "one.sqlite") == trials(tmp_path / "two.sqlite", "--jobs", "2")
-    assert "pool" in launch("run", recipe, "--summarise").stdout
+    assert trials("one.sqlite") == trials("two.sqlite", "--jobs", "2")
+    assert "pool" in launch("run", recipe, "--out", tmp_path, "--summarise").stdout
 
 
 def test_the_published_table_is_what_the_records_say(tmp_path):

@@ -186,7 +186,7 @@ os.execv({str(PROGRAM)!r}, [{str(PROGRAM)!r}, *sys.argv[1:]])
     travels = tmp_path / "travels"
     travels.mkdir()
     write(travels, "request.json", {"nonce": "n", "config": {"mode": "nonsense"}, "seed": "1", "ranks": 1, "transport": "threads", "device": "cpu"})
-    task = {"folder": str(travels), "arguments": ["race", "--trial", "{folder}"], "input": "", "output": "", "wanted": ["response.json"], "directory": "", "variables": {}, "processors": 1, "timeout": 300}
+    task = {"folder": str(travels), "arguments": ["race", "--trial", "{folder}"], "input": "", "output": "", "wanted": ["response.json"], "directory": "", "variables": {}, "inherits": {"names": ["PATH"], "prefixes": [], "secrets": [], "no_secrets": []}, "processors": 1, "timeout": 300}
     lines = json.dumps({"id": 5, **task}) + "\n"
     helper = subprocess.Popen([sys.executable, script, killer], env={**os.environ, "RAY_ADDRESS": cluster.address}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -224,8 +224,8 @@ def test_a_campaign_on_two_machines_is_the_campaign_of_one_and_goes_on_where_it_
     tiny_folder.make(model, layers=2)
 
     def records(store, *arguments):
-        recipe_path = write(tmp_path, "campaign.yaml", f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {tmp_path / store}}}\n")
-        done = on(cluster, "run", recipe_path, "--quiet", "--json", "--records", tmp_path / "records.jsonl", *arguments)
+        recipe_path = write(tmp_path, "campaign.yaml", f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {store}}}\n")
+        done = on(cluster, "run", recipe_path, "--out", tmp_path, "--quiet", "--json", "--records", tmp_path / "records.jsonl", *arguments)
         assert done.returncode == 0, done.stderr
         found = {}
         for line in map(json.loads, (tmp_path / "records.jsonl").read_text().splitlines()):
@@ -251,11 +251,11 @@ def test_a_machine_with_other_weights_under_the_same_name_refuses(cluster, tmp_p
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ncp {other}/model.safetensors {model}/new && mv {model}/new {model}/model.safetensors\nexec {sys.executable} \"$@\"\n")
     python.chmod(0o755)
-    recipe_path = write(tmp_path, "campaign.yaml", f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: {tmp_path / 'store.sqlite'}}}\n")
-    done = on(cluster, "run", recipe_path, "--quiet", "--executor", "ray", FAULTLINE_PYTHON=str(python))
+    recipe_path = write(tmp_path, "campaign.yaml", f"model: {model}\nseed: 1\ndiagnose: {{campaign: smoke, methods: [self], healthy: 2, rare: 0, store: store.sqlite}}\n")
+    done = on(cluster, "run", recipe_path, "--out", tmp_path, "--quiet", "--executor", "ray", FAULTLINE_PYTHON=str(python))
     assert done.returncode == 2 and f"{os.uname().nodename}: model '{model}' has other weights there than where the campaign was started" in done.stderr, done.stderr
     assert "11 trials could not be run" in done.stderr, "not one of them was counted"
-    again = on(cluster, "run", recipe_path, "--quiet", "--json", "--executor", "ray")  # now both have the other model
+    again = on(cluster, "run", recipe_path, "--out", tmp_path, "--quiet", "--json", "--executor", "ray")  # now both have the other model
     assert again.returncode == 0, again.stderr
 
 

@@ -91,7 +91,7 @@ def test_it_is_carried_out_at_smoke_scale(recipe, model, tmp_path):
         assert list(tmp_path.glob("*/summary.json"))
     elif kind == "diagnose":
         # A small part of a campaign: it may stop anywhere, and what is there counts.
-        done(codes, "run", recipe, f"model={model}", f"diagnose.store={tmp_path / 'trials.sqlite'}", "diagnose.campaign=smoke", "--quiet", *changes)
+        done(codes, "run", recipe, f"model={model}", "diagnose.store=trials.sqlite", "diagnose.campaign=smoke", "--quiet", "--out", tmp_path, *changes)
         assert (tmp_path / "trials.sqlite").exists()
     else:
         done(codes, "run", recipe, f"model={model}", "--quiet", "--out", tmp_path, *changes)

@@ -192,8 +192,8 @@ def test_a_campaign_of_diagnoses_is_reproduced_trial_by_trial(model, tmp_path):
     recipe, store = tmp_path / "campaign.yaml", tmp_path / "diagnosis.db"
 
     def go_on(healthy, *words):
-        recipe.write_text(f"{{model: {model}, seed: 5, diagnose: {{campaign: smoke, methods: [self], healthy: {healthy}, store: {store}}}}}")
-        assert launch("run", recipe, "--dtype", "fp32", *words).returncode == 0
+        recipe.write_text(f"{{model: {model}, seed: 5, diagnose: {{campaign: smoke, methods: [self], healthy: {healthy}, store: {store.name}}}}}")
+        assert launch("run", recipe, "--dtype", "fp32", "--out", tmp_path, *words).returncode == 0
 
     go_on(2, "--time-limit", "0.01")
     code, text = reproduce(store, tmp_path)

@@ -1,5 +1,5 @@
 // An interposed library (LD_PRELOAD) that writes down what a process opens to the world: each bind with its address,
-// and the environment of the trials and ranks that it starts. FAULTLINE_PROBE_LOG is the file.
+// and the environment of the trials, ranks and workers that it starts. FAULTLINE_PROBE_LOG is the file.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ __attribute__((constructor)) void note_environment() {
   if (file >= 0) close(file);
   bool child = false;
   for (ssize_t i = 0; i < size; i += static_cast<ssize_t>(strlen(words + i)) + 1)
-    child |= strcmp(words + i, "--trial") == 0 || strcmp(words + i, "--join") == 0;
+    for (const char* mark : {"--trial", "--join", "--worker"}) child |= strcmp(words + i, mark) == 0;
   if (!child) return;
   note("child", "");
   for (char** entry = environ; *entry != nullptr; ++entry) note("env", *entry);

@@ -1,13 +1,19 @@
 """The claims of docs/security.md, one by one: recipes, records and model files are data; nothing leaves the output folder;
 nothing listens where another machine could reach it; children and records get no secret."""
 
+import contextlib
 import functools
+import importlib.util
 import json
+import os
 import pathlib
 import pickle
 import re
 import shutil
+import sqlite3
+import stat
 import subprocess
+import sys
 
 import pytest
 
@@ -119,6 +125,14 @@ def test_a_chat_template_is_recognised_and_never_run(model, tmp_path):
     assert "__subclasses__" not in done.stdout and "object at" not in done.stdout
 
 
+def test_temporary_names_cannot_be_foreseen():
+    users = [path for path in (ROOT / "src").rglob("*.cpp") if "temp_directory_path()" in path.read_text() and not path.name.endswith(("_test.cpp", "_fuzz.cpp"))]
+    assert len(users) >= 2
+    for path in users:
+        text = path.read_text()
+        assert text.count("temp_directory_path()") == text.count("-XXXXXX") == text.count("::mkdtemp("), path
+
+
 # --- paths --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["../escape", "/tmp/escape", "a/../../escape", "..", ".hidden", "-rf"])
 @pytest.mark.parametrize("place", ["name", "cells.0.name"])
@@ -142,6 +156,63 @@ def test_names_of_arms_cannot_leave_the_folder(model, tmp_path):
     assert done.returncode in (0, 64), done.stderr
     assert {path.split("/")[0] for path in files_below(tmp_path)} <= {"in", "deep"}
     assert {path.split("/")[1] for path in files_below(tmp_path / "deep") if "/" in path} <= {child.name for child in (tmp_path / "deep" / "runs").glob("*")}
+
+
+CAMPAIGN = "{{model: {model}, seed: 1, diagnose: {{campaign: smoke, methods: [self], healthy: 1, trials: 0, rare: 0, fading: 0, store: '{store}'}}}}"
+
+
+@pytest.mark.parametrize("name", ["../escape.sqlite", "/tmp/escape.sqlite", "a/b.sqlite", "..", ".bashrc", "-rf", "a b"])
+def test_the_store_of_a_recipe_is_a_name_and_no_path(model, tmp_path, name):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(CAMPAIGN.format(model=model, store=name))
+    for more in ([], ["--summarise"]):
+        done = launch("run", recipe, "--dtype", "fp32", "--out", tmp_path / "out", "--quiet", *more)
+        assert done.returncode == 64 and "diagnose.store" in done.stderr and "no plain name" in done.stderr and "--out" in done.stderr, done.stderr
+    assert files_below(tmp_path) == {"recipe.yaml"}
+
+
+def test_the_store_of_a_recipe_lies_in_the_output_folder_or_here(model, tmp_path):
+    recipe, here = tmp_path / "recipe.yaml", tmp_path / "here"
+    recipe.write_text(CAMPAIGN.format(model=model, store="campaign.sqlite"))
+    here.mkdir()
+    for out, folder in ([], here), (["--out", tmp_path / "out"], tmp_path / "out"):
+        words = [program.PROGRAM, "run", recipe, "--dtype", "fp32", "--quiet", *out]
+        done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0 and "campaign.sqlite" in files_below(folder), done.stderr
+        assert subprocess.run([*words, "--summarise"], cwd=here, capture_output=True, timeout=600).returncode == 0
+    assert "campaign.sqlite" not in files_below(tmp_path)
+
+
+def resealed(record, manifest):
+    """Somebody edits a record and writes the hashes that the refusals tell."""
+    for _ in range(4):
+        (record / "manifest.json").write_text(json.dumps(manifest))
+        done = launch("reproduce", record, "--out", record.parent / "again", "--json")
+        seal, recipe = re.search(r"its content has (\w+);", done.stderr), re.search(r"hash: wanted (\w+) for the recipe", done.stderr)
+        if recipe:
+            manifest["hash"] = recipe.group(1)
+        elif seal:
+            manifest["seal"] = seal.group(1)
+        else:
+            break
+    return done
+
+
+@pytest.mark.parametrize("section", ["diagnose", "experiment"])
+def test_a_record_makes_reproduce_do_nothing_but_repeat_it(model, tmp_path, section):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"model: {model}\ntask: {{name: arithmetic, difficulty: 1}}\nevaluate: {{limit: 2, max_new_tokens: 4, slots: 2}}\n"
+        "faults: [{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.3}}]\n"
+    )
+    done = launch("run", recipe, "--dtype", "fp32", "--out", tmp_path / "runs", "--json", "--quiet")
+    record = pathlib.Path(json.loads(done.stdout)["record"])
+    manifest = json.loads((record / "manifest.json").read_text())
+    manifest["recipe"][section] = {"diagnose": {"campaign": "smoke", "trials": 0, "store": "x.sqlite"}, "experiment": {"seeds": 1, "arms": {"a": {}}}}[section]
+    before = files_below(tmp_path)
+    done = resealed(record, manifest)
+    assert done.returncode == 64 and f"has a section {section}" in done.stderr, done.stderr
+    assert files_below(tmp_path) - before <= {"runs/again"}
 
 
 @pytest.mark.parametrize("shard", ["../outside.safetensors", "/etc/passwd", "sub/../../outside.safetensors", ""])
@@ -181,6 +252,11 @@ def test_nothing_listens_but_ranks_on_loopback(model, probe, tmp_path):
     bound = [text for kind, text in lines if kind == "bind"]
     assert len(bound) >= 3, "the store and two ranks"
     assert set(bound) <= {"127.0.0.1", "::1"}, bound
+    for address in ("127.0.0.1", "localhost"):  # started by somebody else, as torchrun and srun do
+        ranked = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(program.free_port())}
+        lines = probed(probe, tmp_path / f"joined-{address}", "race", "verify_iterations=2", "timeout_seconds=60", env=ranked)
+        bound = [text for kind, text in lines if kind == "bind"]
+        assert len(bound) >= 2 and set(bound) <= {"127.0.0.1", "::1"}, bound
 
 
 # --- environments and secrets ---------------------------------------------------------------------------------------------
@@ -192,15 +268,155 @@ def child_environment(lines):
     return dict(text.split("=", 1) for kind, text in lines if kind == "env" and "=" in text)
 
 
+ONE_CELL = (TRIAGE % 1).replace(", {name: fixed, mitigations: [no-drill]}, {name: unread, mitigations: [ll-protocol]}", "")
+EXPERIMENT = """
+phases: {eval: both}
+faults: [{name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}]
+train: {algorithm: grpo, lr: 1.0e-4}
+experiment: {control: clean, seeds: 1, arms: {clean: {phases: {rollout: false, actor_forward: false, actor_backward: false, eval: both}}, noisy: {}}}
+"""
+
+
 def test_trials_and_ranks_get_a_listed_environment(probe, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text((TRIAGE % 1).replace(", {name: fixed, mitigations: [no-drill]}, {name: unread, mitigations: [ll-protocol]}", "").replace("{name: baseline}", "{name: baseline, extra_env: {NCCL_PROTO: LL}}"))
+    recipe.write_text(ONE_CELL.replace("{name: baseline}", "{name: baseline, extra_env: {NCCL_PROTO: LL}}"))
     trial = child_environment(probed(probe, tmp_path / "trial", "triage", "run", "--recipe", recipe, "--out", tmp_path / "out", env=AMBIENT))
     assert trial["NCCL_PROTO"] == "LL" and trial["NCCL_DEBUG"] == "WARN" and "PATH" in trial
     rank = child_environment(probed(probe, tmp_path / "rank", "race", "--ranks", "2", "--transport", "gloo", "verify_iterations=2", "timeout_seconds=60", env=AMBIENT))
-    assert rank["MASTER_ADDR"] == "127.0.0.1" and rank["NCCL_DEBUG"] == "WARN"
+    assert rank["MASTER_ADDR"] == "127.0.0.1" and rank["NCCL_DEBUG"] == "WARN" and rank["NCCL_SOCKET_IFNAME"] == "lo"
     for environment in (trial, rank):
         assert SECRET not in "".join(environment.values()) and "SOMETHING_ELSE" not in environment
+
+
+def test_workers_get_a_listed_environment(model, probe, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(EXPERIMENT)
+    ambient = {**AMBIENT, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    campaign = ["diagnose", "--model", model, "--campaign", "smoke", "--method", "self", "--store", tmp_path / "s.sqlite", "--jobs", "2", "--time-limit", "1s", "--quiet"]
+    experiment = ["run", recipe, "--scale", "tiny", "--out", tmp_path / "runs", "--jobs", "2", "--quiet"]
+    for name, words in ("campaign", campaign), ("experiment", experiment):
+        environment = child_environment(probed(probe, tmp_path / name, *words, env=ambient))
+        assert SECRET not in "".join(environment.values()) and "SOMETHING_ELSE" not in environment, name
+        needed = {"PATH", "HOME", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "XDG_CACHE_HOME", "OMP_NUM_THREADS"} | ({"LD_LIBRARY_PATH"} & set(os.environ))
+        assert needed <= set(environment), name
+
+
+# A Ray of one worker without Ray: the helper's own functions, and what a worker could answer instead.
+WITHOUT_RAY = """#!{python}
+import importlib.util, json, pathlib, sqlite3, sys
+spec = importlib.util.spec_from_file_location("ray_executor", sys.argv[1])
+helper = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(helper)
+def answer(text):
+    print(json.dumps(text), flush=True)
+answer({{"id": 0, "slots": 1, "nodes": 1}})
+for line in sys.stdin:
+    request = json.loads(line)
+    said, files = helper.run_task(sys.argv[2], request, helper.contents(pathlib.Path(request["folder"])))
+    {tamper}
+    answer({{**helper.take(said, files, request), "id": request["id"], "lost": 0}})
+"""
+
+
+def without_ray(folder, tamper="pass"):
+    python = folder / "python"
+    python.write_text(WITHOUT_RAY.format(python=sys.executable, tamper=tamper))
+    python.chmod(0o755)
+    return {"FAULTLINE_PYTHON": str(python)}
+
+
+def ray_executor():
+    spec = importlib.util.spec_from_file_location("ray_executor", ROOT / "python/faultline/ray_executor.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_task_of_a_cluster_gets_a_listed_environment(probe, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(ONE_CELL)
+    ambient = {**AMBIENT, **without_ray(tmp_path), "RAY_AUTH_TOKEN": SECRET, "MASTER_ADDR": "1.2.3.4", "NCCL_IB_PKEY": "7"}
+    task = child_environment(probed(probe, tmp_path / "task", "triage", "run", "--recipe", recipe, "--out", tmp_path / "out", "--executor", "ray", env=ambient))
+    assert task["NCCL_DEBUG"] == "WARN" and task["NCCL_IB_PKEY"] == "7" and "PATH" in task
+    assert SECRET not in "".join(task.values()) and not {"SOMETHING_ELSE", "MASTER_ADDR"} & set(task)
+
+
+def test_a_worker_answers_with_what_was_asked_for(tmp_path):
+    take, request = ray_executor().take, {"folder": str(tmp_path / "task"), "wanted": ["a/b.json"]}
+    for name in ("../escape", "/tmp/escape", "a/../../escape", "other"):
+        with pytest.raises(ValueError, match="which nobody asked for"):
+            take({"status": 0}, {"log.txt": b"", name: b"x"}, request)
+    for answer in ({"id": 5}, {"status": "0"}, {"lost": 3}, {"error": 5}):
+        with pytest.raises(ValueError, match="a worker answered"):
+            take(answer, {}, request)
+    assert files_below(tmp_path) == set()
+    assert take({"status": 0, "seconds": 1.5}, {"log.txt": b"", "a/b.json": b"x"}, request) == {"status": 0, "seconds": 1.5}
+    assert files_below(tmp_path) == {"task", "task/log.txt", "task/a", "task/a/b.json"}
+
+
+TAMPER_RUN = """
+    place = pathlib.Path({place!r})
+    place.write_bytes(files["experiment/campaign.sqlite"])
+    store = sqlite3.connect(place)
+    (text,) = store.execute("select outcome from trial").fetchone()
+    store.execute("update trial set outcome = ?", (json.dumps({{**json.loads(text), "run": {run!r}}}),))
+    store.commit()
+    store.close()
+    files["experiment/campaign.sqlite"] = place.read_bytes()
+"""
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/escape", ""])
+def test_a_worker_cannot_choose_where_its_run_is_put(tmp_path, name):
+    recipe, scratch = tmp_path / "recipe.yaml", tmp_path / "scratch"
+    recipe.write_text(EXPERIMENT)
+    scratch.mkdir()
+    name = str(scratch / "escape") if name == "/escape" else name
+    fake = without_ray(tmp_path, TAMPER_RUN.format(place=str(tmp_path / "store"), run=name).strip())
+    done = launch("run", recipe, "--scale", "tiny", "--out", tmp_path / "runs", "--executor", "ray", "--quiet", "--arms", "clean", env={**fake, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2 and "which is no folder below trials/" in done.stderr and "please report" not in done.stderr, done.stderr
+    assert files_below(scratch) == set()
+
+
+def listeners(mark):
+    """Addresses where processes listen whose environment holds the mark, as /proc/net writes them."""
+    sockets = set()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes():
+                sockets |= {os.readlink(file) for file in (process / "fd").iterdir()}
+    rows = [line.split() for table in ("tcp", "tcp6") for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_a_cluster_of_our_own_is_for_nobody_else(tmp_path):
+    pytest.importorskip("ray")
+    mark = f"FAULTLINE_MARK_OF_SECURITY_TEST={tmp_path}"
+    hidden = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0", "RAY_local_fs_capacity_threshold": "1"}
+    variables = {**hidden, **quiet, **dict([mark.split("=", 1)])}
+    helper = subprocess.Popen([sys.executable, ROOT / "python/faultline/ray_executor.py", "/bin/true"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        hello = json.loads(helper.stdout.readline())
+        assert hello.get("nodes") == 1, hello
+        addresses = listeners(mark)
+        assert addresses and addresses <= LOOPBACK, addresses
+        folders = [path for place in ("/tmp", os.environ.get("TMPDIR", "/tmp")) for path in pathlib.Path(place).glob("faultline-ray-*")]
+        assert folders and all(stat.S_IMODE(path.stat().st_mode) == 0o700 for path in folders)
+        environments = [(process / "environ").read_bytes() for process in pathlib.Path("/proc").glob("[0-9]*") if named(process, mark, b"raylet")]
+        assert environments and all(b"RAY_AUTH_MODE=token" in text and re.search(rb"RAY_AUTH_TOKEN=\w{64}", text) for text in environments)
+    finally:
+        helper.stdin.close()
+        assert helper.wait(timeout=300) == 0
+
+
+def named(process, mark, name):
+    with contextlib.suppress(OSError):
+        return mark.encode() in (process / "environ").read_bytes() and name in (process / "cmdline").read_bytes().split(b"\0")[0]
+    return False
 
 
 @pytest.mark.parametrize(
@@ -211,7 +427,18 @@ def test_trials_and_ranks_get_a_listed_environment(probe, tmp_path):
         ("PYTHONPATH", "/tmp", "must not choose code"),
         ("NCCL_NET_PLUGIN", "/tmp/x.so", "would load code"),
         ("CUDA_INJECTION64_PATH", "/tmp/x.so", "would load code"),
+        ("NCCL_CUDA_PATH", "/tmp/evil", "would load code"),
+        ("HSA_TOOLS_LIB", "evil.so", "would load code"),
+        ("FI_PROVIDER_PATH", "/tmp", "would load code"),
+        ("UCX_MODULE_DIR", "/tmp", "would load code"),
+        ("OMP_TOOL_LIBRARIES", "/tmp/x.so", "would load code"),
+        ("NCCL_DEBUG_FILE", "/tmp/x", "write files"),
+        ("CUDA_COREDUMP_FILE", "x", "write files"),
+        ("FAULTLINE_LIBRARY", "x.so", "none of the settings of ours"),
+        ("FAULTLINE_PYTHON", "x", "none of the settings of ours"),
         ("NCCL_API_KEY", "x", "looks like a secret"),
+        ("NCCL_MYPASSWORD", "x", "looks like a secret"),
+        ("NCCL_ApiKey", "x", "looks like a secret"),
         ("MASTER_ADDR", "1.2.3.4", "belongs to the launcher"),
     ],
 )
@@ -238,6 +465,64 @@ def test_no_secret_reaches_a_record(model, tmp_path):
     assert len(files) > 8
     for path in files:
         assert SECRET.encode() not in path.read_bytes(), path
+
+
+# --- somebody's stores --------------------------------------------------------------------------------------------------
+JUNK = [None, 5, "x", [], {}, [{}], {"a": 1}]
+
+
+def edit(store, statement, *values):
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        database.execute(statement, values)
+        database.commit()
+
+
+def test_a_damaged_store_of_a_triage_is_a_sentence(tmp_path):
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
+    recipe.write_text(ONE_CELL)
+    words = ["triage", "run", "--recipe", recipe, "--out", out, "--quiet"]
+    assert launch(*words).returncode in (0, 1)
+    with contextlib.closing(sqlite3.connect(out / "campaign.sqlite")) as database:
+        (outcome, body), = database.execute("select outcome, body from trial join evidence on evidence.trial = trial.id").fetchall()
+    outcome, body = json.loads(outcome), json.loads(body)
+    damaged = [(junk, body) for junk in JUNK] + [({**outcome, "seconds": "x"}, body), (outcome, {"result": 5, "log": ""}), (outcome, {**body, "log": 5})]
+    damaged += [(outcome, {**body, "result": {**body["result"], "evidence": junk}}) for junk in (None, 5, [5], [{}], [{"events": {"count": "x"}}])]
+    for first, second in damaged:
+        edit(out / "campaign.sqlite", "update trial set outcome = ?", json.dumps(first))
+        edit(out / "campaign.sqlite", "update evidence set body = ?", json.dumps(second))
+        done = launch(*words)
+        assert done.returncode == 2 and "campaign.sqlite: trial 0 of cell 'baseline' cannot be read" in done.stderr, (first, done.stderr)
+        assert "internal" not in done.stderr and "restore it from a copy" in done.stderr
+
+
+def test_a_damaged_store_of_a_campaign_is_a_sentence(model, tmp_path):
+    store = tmp_path / "s.sqlite"
+    done = launch("diagnose", "--model", model, "--campaign", "smoke", "--method", "self", "--store", store, "--time-limit", "0.001s", "--quiet")
+    assert done.returncode == 0, done.stderr
+    record = {"cell": "a", "index": 0, "seed": "1", "status": "pass", "started": 0, "finished": 1, "fingerprint": "f", "evidence": {}}
+    for outcome in ({"self": 5}, {"self": None}, {"self": {"changed": "x"}}, {"inactive": "x"}, {"self": {"found": True, "kind": 7}}, {"planted_kind": 5, "self": {}}):
+        edit(store, "update trial set outcome = ?", json.dumps(outcome))
+        (tmp_path / "r.jsonl").write_text(json.dumps({**record, "outcome": outcome}) + "\n")
+        for file in (store, tmp_path / "r.jsonl"):
+            done = launch("diagnose", "--summarise", file)
+            assert done.returncode == 2 and str(file) in done.stderr and "no outcome of a diagnosis" in done.stderr, (outcome, done.stderr)
+            assert "please report" not in done.stderr
+    edit(store, "update trial set outcome = '[]'")
+    done = launch("diagnose", "--summarise", store)
+    assert done.returncode == 2 and "please report" not in done.stderr, done.stderr
+    (tmp_path / "s.sqlite.provenance.json").write_text((tmp_path / "s.sqlite.provenance.json").read_text().replace('"recipe"', '"receipt"'))
+    for words in (["reproduce", store, "--out", tmp_path / "again"], ["diagnose", "--model", model, "--campaign", "smoke", "--method", "self", "--store", store]):
+        done = launch(*words)
+        assert done.returncode in (2, 64) and "please report" not in done.stderr, done.stderr
+
+
+def test_reading_changes_nobodys_database(tmp_path):
+    cookies = tmp_path / "cookies.sqlite"
+    edit(cookies, "create table mine(x)")
+    before = cookies.read_bytes()
+    for words in (["diagnose", "--summarise", cookies], ["report", cookies, "-o", tmp_path / "page.html"], ["reproduce", cookies, "--out", tmp_path / "again"]):
+        launch(*words)
+        assert cookies.read_bytes() == before and not {"cookies.sqlite-wal", "cookies.sqlite-shm"} & files_below(tmp_path), words
 
 
 # --- the document -----------------------------------------------------------------------------------------------------------

@@ -2,29 +2,41 @@
 never imported by the package, so it needs Ray and nothing else. Requests come as JSON lines on standard input, answers
 leave the same way. A request names a folder: its files travel to some machine of the cluster, the program runs there in a
 folder of its own, and its log and what was wanted come back. A task whose worker or machine is lost is run again, and
-the answer says how often."""
+the answer says how often. A cluster of our own, where RAY_ADDRESS names none, is for us alone: its ports are on loopback, its
+token and its folder are this user's. The program gets of a worker's environment what the request lists, so no secret."""
 
+import atexit
 import json
 import os
 import pathlib
+import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 ATTEMPTS = 4  # of one task, the first included
 MAX_LOG = 65536  # bytes that come back
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+LOG = "log.txt"
+OF_AN_ANSWER = {"status": int, "timed_out": bool, "seconds": float, "error": str}
+
+
+def inherited(variables, listed):
+    """As record/environment.cpp decides it, whose lists these are."""
+
+    def is_secret(name):
+        return not name.lower().endswith(tuple(listed["no_secrets"])) and any(word in name.lower() for word in listed["secrets"])
+
+    return {name: value for name, value in variables.items() if name in listed["names"] or (name.startswith(tuple(listed["prefixes"])) and not is_secret(name))}
 
 
 def run_task(program, request, files):
     """On a worker: one process, its log and its files. Nothing of it outlives the task. -> (answer, files)"""
     import contextlib
     import ctypes
-    import pathlib
-    import shutil
     import signal
-    import tempfile
     import time
 
     for left in pathlib.Path(tempfile.gettempdir()).glob("faultline-task-*-*"):  # by workers that were killed
@@ -38,14 +50,14 @@ def run_task(program, request, files):
         return {"error": f"{program} is not on {os.uname().nodename}; every machine of the cluster needs it under the same path"}, {}
     if request["directory"] and not os.path.isdir(request["directory"]):
         return {"error": f"{request['directory']} is not on {os.uname().nodename}; every machine of the cluster needs recipe, data and model under the same path"}, {}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name not in LAUNCHER}
+    kept = inherited(os.environ, request["inherits"])
     with tempfile.TemporaryDirectory(prefix=f"faultline-task-{os.getpid()}-") as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
         for path, content in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         begin = time.monotonic()
-        log = stack.enter_context(open(folder / "log.txt", "wb"))
+        log = stack.enter_context(open(folder / LOG, "wb"))
         source = stack.enter_context(open(folder / request["input"], "rb")) if request["input"] else subprocess.DEVNULL
         output = stack.enter_context(open(folder / request["output"], "wb")) if request["output"] else log
         words = [word.replace("{folder}", name) for word in request["arguments"]]
@@ -65,7 +77,7 @@ def run_task(program, request, files):
             process.wait()
         answer["seconds"] = time.monotonic() - begin
         back = {wish: (folder / wish).read_bytes() for wish in request["wanted"] if (folder / wish).is_file()}
-        return answer, {**back, "log.txt": (folder / "log.txt").read_bytes()[:MAX_LOG]}
+        return answer, {**back, LOG: (folder / LOG).read_bytes()[:MAX_LOG]}
 
 
 def send(message, lock=threading.Lock()):
@@ -74,26 +86,59 @@ def send(message, lock=threading.Lock()):
         OUTPUT.flush()
 
 
+def own_cluster():
+    """-> ray, with a cluster of its own that nobody else can use, another user of this machine included"""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or Ray takes an address of the network for this machine's
+    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+    import ray
+
+    # Ray opens its folder to everybody, so it lies in one that is ours. Sockets lie in it, and their paths have to be short.
+    place = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="faultline-ray-", dir=place if len(place) < 30 else "/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # "local": without an address Ray would look for a cluster in /tmp, where anybody can name one.
+    ray.init(address="local", log_to_driver=False, logging_level="ERROR", include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=f"{folder}/ray")
+    return ray
+
+
+def named_cluster(address):
+    import ray
+
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():  # Ray itself would try for minutes
+        socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    return ray
+
+
 def connect():
     """-> ray, connected"""
-    try:
-        import ray
-    except ImportError:
-        raise RuntimeError(f"--executor ray needs Ray in {sys.executable}: pip install ray, or name another Python with FAULTLINE_PYTHON") from None
     address = os.environ.get("RAY_ADDRESS", "")
     try:
-        host, _, port = address.rpartition(":")
-        if host and "/" not in host and port.isdigit():  # Ray itself would try for minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
-        # A cluster has its own dashboard or none; one of our own needs none.
-        ray.init(address=address or None, log_to_driver=False, logging_level="ERROR", **({} if address else {"include_dashboard": False}))
+        return named_cluster(address) if address not in ("", "local") else own_cluster()
+    except ImportError:
+        raise RuntimeError(f"--executor ray needs Ray in {sys.executable}: pip install ray, or name another Python with FAULTLINE_PYTHON") from None
     except Exception as error:
         raise RuntimeError(f"the Ray cluster cannot be reached (RAY_ADDRESS={address}): {str(error).splitlines()[0]}") from None
-    return ray
 
 
 def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def take(answer, files, request):
+    """A worker's answer, and its files into the request's folder: what was asked for and nothing else. -> answer"""
+    for name in files:
+        if name != LOG and name not in request["wanted"]:
+            raise ValueError(f"a worker answered with a file {name!r}, which nobody asked for")
+    for key, value in answer.items():
+        if not isinstance(value, OF_AN_ANSWER.get(key, ())):
+            raise ValueError(f"a worker answered {key!r} with {value!r}")
+    for name, content in files.items():
+        path = pathlib.Path(request["folder"], name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return answer
 
 
 def answer_one(ray, task, program, request, cpus):
@@ -102,10 +147,7 @@ def answer_one(ray, task, program, request, cpus):
     for attempt in range(1, ATTEMPTS + 1):
         try:
             answer, files = ray.get(trial.remote(program, request, contents(folder)))
-            for name, content in files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(content)
-            return send({"id": number, "lost": lost, **answer})
+            return send({**take(answer, files, request), "id": number, "lost": lost})
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError) as error:
             lost += 1
             if attempt == ATTEMPTS:

@@ -13,6 +13,7 @@
 #include "cli/output.h"
 #include "recipe/recipe.h"
 #include "record/atomic_file.h"
+#include "record/environment.h"
 #include "record/run_directory.h"
 #include "report/page.h"
 
@@ -32,7 +33,7 @@ RunDirectory open_directory(const Options& options, const Globals& globals, cons
                             const PlantedFault& fault) {
   Manifest manifest;
   manifest.recipe_name = "demo";
-  manifest.recipe = {{"command", globals.arguments},
+  manifest.recipe = {{"command", recorded_words(globals.arguments)},
                      {"model", loaded.path.string()},
                      {"dtype", options.dtype},
                      {"quick", options.quick},

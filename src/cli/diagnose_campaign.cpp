@@ -54,14 +54,7 @@ Json campaign_provenance(const CampaignMachine& machine, const CampaignSpec& spe
   return provenance;
 }
 
-// Beside the store: who began it and what makes its trials. Who goes on with it may make more of them, with another
-// version; a store that was begun without stays without.
-void keep_provenance(CampaignStore& trials, const std::filesystem::path& store, const Json& now) {
-  const std::filesystem::path file = provenance_of_store(store);
-  if (trials.empty()) return write_document(file, "provenance", now);
-  if (!std::filesystem::exists(file)) return;
-  const Json before = read_document(file, "provenance");
-  Json known = before;
+Json with_later(Json known, const Json& now) {
   for (const char* count : {"trials", "healthy", "rare", "fading"}) {
     Json& most = known.at("recipe").at("diagnose").at(count);
     most = std::max(most.get<int64_t>(), now.at("recipe").at("diagnose").at(count).get<int64_t>());
@@ -71,7 +64,23 @@ void keep_provenance(CampaignStore& trials, const std::filesystem::path& store, 
       std::find(later.begin(), later.end(), now.at("versions")) == later.end())
     later.push_back(now.at("versions"));
   if (later.is_null()) known.erase("later_versions");
-  if (known != before) write_document(file, "provenance", known);
+  return known;
+}
+
+// Beside the store: who began it and what makes its trials. Who goes on with it may make more of them, with another
+// version; a store that was begun without stays without.
+void keep_provenance(CampaignStore& trials, const std::filesystem::path& store, const Json& now) {
+  const std::filesystem::path file = provenance_of_store(store);
+  if (trials.empty()) return write_document(file, "provenance", now);
+  if (!std::filesystem::exists(file)) return;
+  const Json before = read_document(file, "provenance");
+  try {
+    if (const Json known = with_later(before, now); known != before) write_document(file, "provenance", known);
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError(
+        fmt::format("{}: does not say how the store was begun: {}; remove it, and the store goes on without",
+                    file.string(), error.what()));
+  }
 }
 
 }  // namespace
@@ -137,7 +146,8 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
     end = run_campaign(*executor, spec, campaign_fingerprint(machine, spec), store, run);
   }
   if (!options.records.empty()) write_records(store, options.records);
-  const OrderedJson summary = summarise([&](const auto& visit) { store.for_each([&](Trial&& one) { visit(one); }); });
+  const OrderedJson summary =
+      summarise([&](const auto& visit) { store.for_each([&](Trial&& one) { visit(one); }); }, options.store);
   show(summary, options, globals, cluster.get());
   if (!globals.json && end.left > 0)
     print(fmt::format("\n{} trials are left to do; the same command goes on\n", end.left));
@@ -147,7 +157,7 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
 }
 
 ExitCode summarise_campaign(const std::string& path, const CampaignOptions& options, const Globals& globals) {
-  show(summarise([&](const auto& visit) { for_each_trial(path, visit); }), options, globals);
+  show(summarise([&](const auto& visit) { for_each_trial(path, visit); }, path), options, globals);
   return ExitCode::kOk;
 }
 

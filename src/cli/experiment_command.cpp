@@ -2,10 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/progress.h"
@@ -40,13 +40,7 @@ Node load_scaled(const fs::path& file, const std::string& scale, const std::vect
   return load_recipe(file, all);
 }
 
-struct Workshop {  // of the small model, where nothing is to be written into the output folder
-  fs::path path;
-  ~Workshop() {
-    std::error_code ignored;
-    if (!path.empty()) fs::remove_all(path, ignored);
-  }
-};
+using Workshop = std::optional<TemporaryFolder>;  // of the small model, where nothing goes into the output folder
 
 // Scale tiny has a model of its own; scale paper has none and must be given one. -> the path that names the experiment:
 // in a dry run the small model lies elsewhere than in the run.
@@ -58,8 +52,7 @@ std::string choose_model(Node& recipe, const ExperimentOptions& options, const f
   const fs::path lasting = out / ".small-model";
   fs::path folder = lasting;
   if (options.dry_run) {
-    workshop.path = fs::temp_directory_path() / fmt::format("faultline-small-model-{}", ::getpid());
-    folder = workshop.path / "model";
+    folder = workshop.emplace("small-model").path() / "model";
   }
   fs::create_directories(folder.parent_path());
   recipe.set("model", make_small_model(folder).string());

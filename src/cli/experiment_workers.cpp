@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "record/environment.h"
 #include "record/file_descriptor.h"
 
 namespace faultline::cli {
@@ -36,15 +37,17 @@ pid_t start(const WorkerOptions& options, int64_t worker) {
   const std::string log = log_of(options, worker).string();
   const std::string threads =
       std::to_string(std::max<int64_t>(1, static_cast<int64_t>(std::thread::hardware_concurrency()) / options.jobs));
+  std::map<std::string, std::string> variables = inherited_environment();
+  variables.try_emplace("OMP_NUM_THREADS", threads);
+  ChildEnvironment environment(variables);
   const pid_t parent = ::getpid(), id = ::fork();
   if (id < 0) throw RuntimeFailure(fmt::format("cannot start a worker: {}", std::strerror(errno)));
   if (id != 0) return id;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever stops the experiment stops its workers
   if (::getppid() != parent) ::_exit(127);
-  ::setenv("OMP_NUM_THREADS", threads.c_str(), 0);
   const int file = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0 || ::dup2(file, 1) < 0 || ::dup2(file, 2) < 0) ::_exit(127);
-  ::execv(words[0].c_str(), pointers.data());
+  ::execve(words[0].c_str(), pointers.data(), environment.get());
   ::_exit(127);
 }
 

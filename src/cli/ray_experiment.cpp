@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 
@@ -64,12 +65,18 @@ RemoteTask task_of(const TrialKey& key, const Experiment& experiment, const RayE
   throw Error(static_cast<ExitCode>(WEXITSTATUS(end.status)), who + text);
 }
 
-// The path below trials/ that the record of a task's one trial names.
-std::string run_of(const fs::path& folder) {
-  std::string run;
-  CampaignStore(folder / "campaign.sqlite").for_each([&](Trial&& trial) {
-    run = trial.outcome.at("run").get<std::string>();
+// The path below trials/ that the record of a task's one trial names. It comes from a worker and is used before merge()
+// looks at the record.
+fs::path run_of(const fs::path& folder) {
+  fs::path run;
+  CampaignStore(folder / "campaign.sqlite", StoreUse::kRead).for_each([&](Trial&& trial) {
+    const auto found = trial.outcome.find("run");
+    if (found != trial.outcome.end() && found->is_string()) run = found->get<std::string>();
   });
+  const bool leaves = std::find(run.begin(), run.end(), "..") != run.end();
+  if (run.empty() || run.is_absolute() || leaves)
+    throw RuntimeFailure(
+        fmt::format("the record of a worker names '{}' as its run, which is no folder below trials/", run.string()));
   return run;
 }
 

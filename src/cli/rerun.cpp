@@ -96,6 +96,10 @@ Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const
     rerun.arguments = eval_words(record, recipe["command"], commands);
     if (!model.empty()) rerun.arguments.insert(rerun.arguments.end(), {"--model", model});
   } else {
+    // Its run directory holds one run; such a section would make the command carry out something else.
+    for (const char* section : {"diagnose", "experiment"})
+      if (recipe.contains(section))
+        refuse(record, fmt::format("the recipe in its manifest has a section {}, which no run directory has", section));
     const std::string dtype = text_at(known, "dtype"), older = text_at(recipe, "dtype");
     recipe.erase("dtype");
     if (!model.empty()) recipe["model"] = model;

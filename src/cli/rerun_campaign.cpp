@@ -21,7 +21,9 @@ fs::path store_of(const LoadedRecord& campaign) {
   return fs::is_directory(campaign.path, ignored) ? campaign.path / "campaign.sqlite" : campaign.path;
 }
 
-Rerun rerun_of_campaign(const LoadedRecord& record, const Json& how, const std::string& model, const fs::path& folder) {
+namespace {
+
+Rerun planned(const LoadedRecord& record, const Json& how, const std::string& model, const fs::path& folder) {
   const auto refuse = [&](const std::string& why) {
     throw UsageError(fmt::format("{}: {}", record.path.string(), why));
   };
@@ -38,15 +40,26 @@ Rerun rerun_of_campaign(const LoadedRecord& record, const Json& how, const std::
   Rerun rerun;
   rerun.result = folder / "again.sqlite";
   recipe["model"] = model;
-  recipe["diagnose"]["store"] = rerun.result.string();
+  recipe["diagnose"]["store"] = rerun.result.filename().string();
   const fs::path file = folder / "campaign.json";
   write_file_atomically(file, to_json_text(recipe, 2) + "\n");
-  CampaignStore trials(store);
+  CampaignStore trials(store, StoreUse::kRead);
   if (const auto left = std::ssize(pending_trials(read_campaign(load_recipe(file, {})), trials)); left > 0)
     refuse(fmt::format("{} of its trials are left to do; only a whole record can be reproduced", left));
   rerun.arguments = {"run", file.string(), "--dtype=" + how.at("model").at("dtype").get<std::string>(),
-                     "--device=" + how.at("device").get<std::string>()};
+                     "--device=" + how.at("device").get<std::string>(), "--out=" + folder.string()};
   return rerun;
+}
+
+}  // namespace
+
+Rerun rerun_of_campaign(const LoadedRecord& record, const Json& how, const std::string& model, const fs::path& folder) {
+  try {
+    return planned(record, how, model, folder);
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError(fmt::format("{}: does not say how it was made: {}; it was edited or damaged",
+                                 provenance_of_store(store_of(record)).string(), error.what()));
+  }
 }
 
 Json content_of_campaign(const LoadedRecord& record) {

@@ -112,7 +112,7 @@ Rerun rerun_of_experiment(const LoadedRecord& record, const std::string& model, 
 Json content_of_experiment(const LoadedRecord& record, const Rerun& rerun) {
   Json content = {{"weights", read_experiment_plan(record.path).at("weights")},
                   {"calibration", record.document.value("calibration", Json())}};
-  CampaignStore(record.path / "campaign.sqlite").for_each([&](Trial&& trial) {
+  CampaignStore(record.path / "campaign.sqlite", StoreUse::kRead).for_each([&](Trial&& trial) {
     const std::string label = label_of(trial.key.cell, trial.key.index);
     if (!rerun.trials.contains(label)) return;
     Json& one = content["trials"][label];

@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 struct Options : ModelOptions {
   std::string recipe, out = "runs";
   std::vector<std::string> overrides;
-  bool dry_run = false, summarise = false;
+  bool dry_run = false, summarise = false, out_given = false;
   Pace pace;
   CampaignOptions campaign;
   ExperimentOptions experiment;
@@ -68,6 +68,15 @@ void refuse_recipe_of_another_command(const Node& config, const std::string& fil
   if (config.find("train") != nullptr && config.find("faults") == nullptr) refuse("a training", "train");
 }
 
+// The recipe names the store of a campaign; it lies in the folder of --out, or here.
+std::string store_path(const Options& options, const std::string& name) {
+  if (!options.out_given) return name;
+  std::error_code error;
+  if (!options.summarise) std::filesystem::create_directories(options.out, error);
+  if (error) throw UsageError(fmt::format("--out: {} cannot be made: {}", options.out, error.message()));
+  return (std::filesystem::path(options.out) / name).string();
+}
+
 ExitCode run_recipe(const Options& options, const Globals& globals) {
   const Node config = load_config(options.recipe);
   if (config.find("experiment") != nullptr) {
@@ -87,7 +96,8 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
     model.model = recipe.at("model").as_string();
     CampaignOptions how = options.campaign;
     how.pace = options.pace;
-    how.preset = campaign->at("campaign").as_string(), how.store = campaign->at("store").as_string();
+    how.preset = campaign->at("campaign").as_string();
+    how.store = store_path(options, campaign->at("store").as_string());
     if (options.summarise) return summarise_campaign(how.store, how, globals);
     return run_and_show_campaign(model, read_campaign(recipe), how, globals);
   }
@@ -127,10 +137,9 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
       ->add_flag("--dry-run", options->dry_run,
                  "validate, show the resolved recipe, matched sites and predicted counts")
       ->group("Run");
-  command->add_option("--out", options->out, "run directories go below this folder")
-      ->group("Run")
-      ->type_name("DIR")
-      ->capture_default_str();
+  CLI::Option* out = command->add_option(
+      "--out", options->out, "run directories go below this folder; a campaign's store into it, where it is given");
+  out->group("Run")->type_name("DIR")->capture_default_str();
   add_pace_options(*command, options->pace, "Experiments and campaigns");
   add_experiment_options(*command, options->experiment);
   add_campaign_run_options(*command, options->campaign);
@@ -146,7 +155,10 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
       "  faultline run recipes/experiments/noisy-ops.yaml --merge elsewhere/noisy-ops-default-1f2e3d4c\n\n"
       "The run directory is printed last; `faultline report DIR` makes a page of it.\n"
       "Global options (--seed, --device, --json, …): see `faultline --help`.");
-  command->callback([&run, &globals, options] { run = [&globals, options] { return run_recipe(*options, globals); }; });
+  command->callback([&run, &globals, options, out] {
+    options->out_given = out->count() > 0;
+    run = [&globals, options] { return run_recipe(*options, globals); };
+  });
 }
 
 }  // namespace faultline::cli

@@ -2,11 +2,11 @@
 // 0.
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <filesystem>
 
 #include "cli/selftest.h"
+#include "cli/temporary_folder.h"
 #include "record/atomic_file.h"
 
 namespace faultline::cli {
@@ -43,13 +43,11 @@ constexpr const char* kSamples[] = {
 
 // A profile is read from a file; this one is gone again when the rule has been read.
 Rule profile_rule() {
-  const std::filesystem::path file =
-      std::filesystem::temp_directory_path() / fmt::format("faultline-selftest-{}.json", ::getpid());
+  const TemporaryFolder folder("selftest");
+  const std::filesystem::path file = folder.path() / "profile.json";
   write_file_atomically(file, R"({"version": 1, "dtype": "fp32", "share_equal": 0.2,
                                   "quantiles": [[0, -0.1], [0.5, 0.01], [1, 0.1]]})");
-  Rule rule = parse_rule(fmt::format("profile(file='{}')", file.string()), RuleUse::kOnTensor);
-  std::filesystem::remove(file);
-  return rule;
+  return parse_rule(fmt::format("profile(file='{}')", file.string()), RuleUse::kOnTensor);
 }
 
 }  // namespace

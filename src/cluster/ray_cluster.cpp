@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "record/environment.h"
 
 namespace faultline {
 namespace {
@@ -88,6 +89,7 @@ int64_t RayCluster::start(const RemoteTask& task) {
         {"wanted", task.wanted},
         {"directory", task.directory},
         {"variables", task.variables},
+        {"inherits", inheritance()},
         {"processors", task.processors},
         {"timeout", task.timeout}});
   return number;

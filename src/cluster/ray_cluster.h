@@ -42,9 +42,9 @@ struct RemoteEnd {
 
 class RayCluster {
  public:
-  // Starts the helper with `python` and waits until it is connected to the cluster that RAY_ADDRESS names (else one on
-  // this machine). `program` must exist under the same path on every machine. `interrupted` ends every waiting.
-  // RuntimeFailure: no Ray, no cluster.
+  // Starts the helper with `python` and waits until it is connected to the cluster that RAY_ADDRESS names (else one of
+  // its own on this machine, for nobody else). `program` must exist under the same path on every machine. `interrupted`
+  // ends every waiting. RuntimeFailure: no Ray, no cluster.
   RayCluster(const std::filesystem::path& program, const std::string& python, const std::atomic<bool>* interrupted);
   ~RayCluster();  // leaves the cluster; tasks that still run are ended
   RayCluster(const RayCluster&) = delete;

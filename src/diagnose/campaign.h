@@ -103,6 +103,7 @@ bool met_fault(const Json& said);
 
 // Pools of kind x site class with Clopper-Pearson intervals, the confusion of kinds, healthy runs, cost, and self and
 // shadow beside classic with McNemar's exact test. for_each: hands every trial to its argument.
-nlohmann::ordered_json summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each);
+nlohmann::ordered_json summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each,
+                                 const std::string& origin = "the campaign");
 
 }  // namespace faultline

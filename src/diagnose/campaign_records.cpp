@@ -88,7 +88,7 @@ void for_each_trial(const std::filesystem::path& path, const std::function<void(
   std::string line(kSqliteMagic.size(), '\0');
   file.read(line.data(), static_cast<std::streamsize>(line.size()));
   if (line == kSqliteMagic) {
-    CampaignStore(path).for_each([&](Trial&& trial) { visit(trial); });
+    CampaignStore(path, StoreUse::kRead).for_each([&](Trial&& trial) { visit(trial); });
     return;
   }
   file.clear();

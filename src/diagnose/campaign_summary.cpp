@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "base/error.h"
 #include "base/stats.h"
 #include "diagnose/campaign.h"
 #include "diagnose/campaign_bars.h"
@@ -164,9 +165,19 @@ OrderedJson to_json(const Method& method, bool beside_classic) {
 
 bool met_fault(const Json& said) { return said.value("changed", 1) != 0; }
 
-OrderedJson summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each) {
+OrderedJson summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each,
+                      const std::string& origin) {
   Summary summary;
-  for_each([&](const Trial& trial) { summary.add(trial); });
+  for_each([&](const Trial& trial) {
+    try {
+      summary.add(trial);
+    } catch (const nlohmann::json::exception& error) {
+      throw RuntimeFailure(
+          fmt::format("{}: trial {} of cell '{}': no outcome of a diagnosis: {}; it was edited or damaged: restore it "
+                      "from a copy",
+                      origin, trial.key.index, trial.key.cell, error.what()));
+    }
+  });
   OrderedJson methods = OrderedJson::object();
   for (const auto& [name, method] : summary.methods)
     methods[name] = to_json(method, name != "classic" && summary.methods.contains("classic"));

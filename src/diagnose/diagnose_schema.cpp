@@ -1,8 +1,25 @@
 #include "diagnose/diagnose_schema.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "base/text.h"
+
 namespace faultline {
+namespace {
+
+// A recipe is somebody's; where its store lies is for the command line to say.
+std::string check_store(const Node& node) {
+  const std::string& name = node.as_string();
+  const bool plain =
+      name.front() != '.' && name.front() != '-' && name.size() <= 200 &&
+      std::all_of(name.begin(), name.end(), [](unsigned char c) { return c > ' ' && c != '/' && c < 127; });
+  if (plain) return "";
+  return fmt::format("{} is no plain name of a file; the folder it lies in is given with --out", describe_text(name));
+}
+
+}  // namespace
 
 void register_diagnose_section() {
   const Schema schema =
@@ -17,8 +34,8 @@ void register_diagnose_section() {
           .field("fading", Schema::integer({.min = 0}), {.doc = "faults of falling strength, each kind; full 60"})
           .field("tokens", Schema::integer({.min = 1, .max = 4096}),
                  {.default_value = Node(24), .doc = "of a prompt, at most"})
-          .field("store", Schema::string({.min = 1}),
-                 {.default_value = Node("diagnosis.sqlite"), .doc = "where trials are kept"});
+          .field("store", Schema::string({.min = 1}).check(check_store),
+                 {.default_value = Node("diagnosis.sqlite"), .doc = "the file of its trials, in the folder of --out"});
   SectionRegistry::global().add("diagnose", schema, {.doc = "a campaign: how often each method is right"});
 }
 

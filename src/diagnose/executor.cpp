@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "diagnose/campaign_records.h"
 #include "diagnose/campaign_trial.h"
+#include "record/environment.h"
 #include "record/file_descriptor.h"
 
 namespace faultline {
@@ -98,11 +99,11 @@ bool write_all(int to, std::string_view text) {
   return true;
 }
 
-[[noreturn]] void become_worker(int in, int out, pid_t parent) {
+[[noreturn]] void become_worker(int in, int out, pid_t parent, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no worker outlives the campaign
   if (::getppid() != parent || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0) ::_exit(127);
   const char* const arguments[] = {"faultline", "diagnose", "--worker", "--quiet", nullptr};
-  ::execv("/proc/self/exe", const_cast<char* const*>(arguments));
+  ::execve("/proc/self/exe", const_cast<char* const*>(arguments), environment);
   ::_exit(127);
 }
 
@@ -113,10 +114,11 @@ void Local::start() {
   Worker worker;
   worker.to = FileDescriptor(to[1]), worker.from = FileDescriptor(from[0]);
   const FileDescriptor in(to[0]), out(from[1]);
+  ChildEnvironment environment;
   const pid_t parent = ::getpid();
   worker.id = ::fork();
   if (worker.id < 0) throw RuntimeFailure(fmt::format("cannot start a worker: {}", std::strerror(errno)));
-  if (worker.id == 0) become_worker(in.get(), out.get(), parent);
+  if (worker.id == 0) become_worker(in.get(), out.get(), parent, environment.get());
   if (write_all(worker.to.get(), request_) && !give(worker)) {
     end(worker);
     return;

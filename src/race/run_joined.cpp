@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <mutex>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "race/evidence_json.h"
 #include "race/gloo_backend.h"
 #include "race/heartbeat_store.h"
+#include "race/loopback.h"
 #include "race/nccl_backend.h"
 #include "race/run_processes.h"
 #include "race/thread_backend.h"
@@ -249,6 +251,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Membership& m, double timeout) 
   c10d::TCPStoreOptions options;
   options.port = m.port;
   options.isServer = m.rank == 0 && !m.agent_store;
+  if (options.isServer && m.on_loopback()) options.masterListenFd = listen_on_loopback(m.address, options.port);
   options.numWorkers = static_cast<size_t>(m.ranks);
   options.waitWorkers = !m.agent_store;
   options.multiTenant = true;
@@ -266,6 +269,7 @@ RunResult run_joined(const Membership& membership, const Node& node, const Confi
       throw UsageError(
           "LOCAL_RANK is not set, which says whose GPU is whose; torchrun sets it, under srun: "
           "LOCAL_RANK=$SLURM_LOCALID");
+    if (membership.on_loopback()) ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);  // all ranks are here; NCCL prefers others
     load_nccl();
     own.device = gpu_of_rank(*membership.local_rank, count_gpus());
   }

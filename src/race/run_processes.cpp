@@ -3,9 +3,7 @@
 #include "race/run_processes.h"
 
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "race/heartbeat_store.h"
+#include "race/loopback.h"
 #include "race/nccl_backend.h"
 #include "record/atomic_file.h"
 #include "record/environment.h"
@@ -48,38 +47,19 @@ std::filesystem::path make_folder() {
   return name;
 }
 
-// The store would listen on every interface of the machine; its clients are all here.
-int listen_on_loopback(uint16_t& port) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  socklen_t size = sizeof address;
-  if (socket < 0 || ::bind(socket, any, size) != 0 || ::listen(socket, SOMAXCONN) != 0 ||
-      ::getsockname(socket, any, &size) != 0)
-    throw RuntimeFailure(fmt::format("no port on 127.0.0.1 for the ranks' store: {}", std::strerror(errno)));
-  port = ntohs(address.sin_port);
-  return socket;  // the store closes it
-}
-
-std::vector<std::string> environment_of(int rank, int ranks, uint16_t port) {
+ChildEnvironment environment_of(int rank, int ranks, uint16_t port) {
   std::map<std::string, std::string> all = inherited_environment();
   all["RANK"] = all["LOCAL_RANK"] = std::to_string(rank);
   all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = std::to_string(ranks);
   all["MASTER_ADDR"] = "127.0.0.1";
   all["MASTER_PORT"] = std::to_string(port);
+  all.try_emplace("NCCL_SOCKET_IFNAME", "lo");  // NCCL takes any other interface first
   all["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   all["TORCHELASTIC_RESTART_COUNT"] = "0";
-  std::vector<std::string> variables;
-  for (const auto& [name, value] : all) variables.push_back(fmt::format("{}={}", name, value));
-  return variables;
+  return ChildEnvironment(all);
 }
 
-pid_t start_rank(const std::filesystem::path& folder, const std::vector<std::string>& variables) {
-  std::vector<char*> env;
-  for (const std::string& variable : variables) env.push_back(const_cast<char*>(variable.c_str()));
-  env.push_back(nullptr);
+pid_t start_rank(const std::filesystem::path& folder, ChildEnvironment environment) {
   const std::string join = folder.string();
   const char* const arguments[] = {"faultline", "race", "--join", join.c_str(), "--quiet", nullptr};
   const pid_t parent = ::getpid(), id = ::fork();
@@ -87,7 +67,7 @@ pid_t start_rank(const std::filesystem::path& folder, const std::vector<std::str
   if (id != 0) return id;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its launcher
   if (::getppid() != parent) ::_exit(127);
-  ::execve("/proc/self/exe", const_cast<char* const*>(arguments), env.data());
+  ::execve("/proc/self/exe", const_cast<char* const*>(arguments), environment.get());
   ::_exit(127);
 }
 
@@ -103,7 +83,7 @@ class Launcher {
   Launcher(const Config& config, const RunOptions& options, std::filesystem::path folder)
       : config_(config), options_(options), folder_(std::move(folder)) {
     c10d::TCPStoreOptions server;
-    server.masterListenFd = listen_on_loopback(port_);
+    server.masterListenFd = listen_on_loopback("127.0.0.1", port_);
     server.port = port_;
     server.isServer = true;
     server.waitWorkers = false;

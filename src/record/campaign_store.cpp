@@ -39,21 +39,26 @@ constexpr std::string_view kSelect =
     "SELECT cell, trial_index, seed, status, started, finished, fingerprint, outcome, body "
     "FROM trial LEFT JOIN evidence ON evidence.trial = trial.id ";
 
-void prepare_schema(Database& database) {
-  Transaction transaction(database);
+// Nothing is in it yet. RuntimeFailure: it is not ours.
+bool is_new(Database& database) {
   const int64_t version = database.integer("PRAGMA user_version");
   const int64_t application = database.integer("PRAGMA application_id");
-  const bool empty = database.integer("SELECT count(*) FROM sqlite_schema") == 0;
-  if (empty && version == 0) {
+  if (version == 0 && application == 0 && database.integer("SELECT count(*) FROM sqlite_schema") == 0) return true;
+  if (application != kApplicationId || version < 1)
+    throw RuntimeFailure(
+        fmt::format("{}: a database, but not a campaign of faultline; choose another file", database.path()));
+  if (version > kCampaignVersion)
+    throw RuntimeFailure(fmt::format("{}: written as campaign version {}, this program knows {}; use a newer faultline",
+                                     database.path(), version, kCampaignVersion));
+  return false;
+}
+
+void prepare_schema(Database& database) {
+  Transaction transaction(database);
+  if (is_new(database)) {
     database.execute(kSchema);
     database.execute(
         fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {};", kApplicationId, kCampaignVersion).c_str());
-  } else if (application != kApplicationId || version < 1) {
-    throw RuntimeFailure(
-        fmt::format("{}: a database, but not a campaign of faultline; choose another file", database.path()));
-  } else if (version > kCampaignVersion) {
-    throw RuntimeFailure(fmt::format("{}: written as campaign version {}, this program knows {}; use a newer faultline",
-                                     database.path(), version, kCampaignVersion));
   }
   transaction.commit();
 }
@@ -95,12 +100,19 @@ std::string_view attempted_cell(std::string_view cell) {
   return cell.starts_with(kEarlier) && colon != std::string_view::npos ? cell.substr(colon + 1) : cell;
 }
 
-CampaignStore::CampaignStore(const std::filesystem::path& path) : database_(path) {
+CampaignStore::CampaignStore(const std::filesystem::path& path, StoreUse use)
+    : database_(path, use == StoreUse::kRead ? Database::Access::kRead : Database::Access::kWrite) {
   const std::string damage = database_.text("PRAGMA quick_check(1)");
   if (damage != "ok") {
     throw RuntimeFailure(
         fmt::format("{}: damaged: {}; restore it from a copy, or start a new campaign", path.string(), damage));
   }
+  const bool fresh = is_new(database_);
+  if (use == StoreUse::kRead) {
+    if (fresh) throw RuntimeFailure(fmt::format("{}: an empty database; no trial was kept in it", path.string()));
+    return;
+  }
+  database_.switch_to_wal();
   prepare_schema(database_);
 }
 
@@ -186,6 +198,7 @@ Trial CampaignStore::trial_from(const Statement& row) const {
 void CampaignStore::for_each(const std::function<void(Trial&& trial)>& visit) {
   Statement rows(database_, std::string(kSelect) + "ORDER BY cell, trial_index");
   while (rows.step()) visit(trial_from(rows));
+  database_.expect_unchanged();
 }
 
 std::vector<Trial> CampaignStore::trials(const std::string& cell) {
@@ -193,6 +206,7 @@ std::vector<Trial> CampaignStore::trials(const std::string& cell) {
   rows.bind(1, cell);
   std::vector<Trial> found;
   while (rows.step()) found.push_back(trial_from(rows));
+  database_.expect_unchanged();
   return found;
 }
 

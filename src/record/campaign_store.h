@@ -36,10 +36,13 @@ struct Trial {
   Json evidence = Json::object();
 };
 
+enum class StoreUse { kWrite, kRead };  // somebody else's store is read, and stays as it is
+
 class CampaignStore {
  public:
-  // Creates the file or continues it; refuses a damaged one, one of a later version, and other people's databases.
-  explicit CampaignStore(const std::filesystem::path& path);
+  // Creates the file or continues it; refuses a damaged one, one of a later version, and other people's databases,
+  // none of which it changes.
+  explicit CampaignStore(const std::filesystem::path& path, StoreUse use = StoreUse::kWrite);
 
   // Durable when it returns true. False: the trial is there already and stays as it was.
   [[nodiscard]] bool insert(const Trial& trial);

@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 
@@ -178,6 +179,59 @@ TEST(CampaignStore, RefusesALaterVersionAndOtherDatabases) {
   Database(other).execute("CREATE TABLE mine(x)");
   EXPECT_NE(refusal_of([&] { CampaignStore store(other); }).find("not a campaign of faultline"), std::string::npos);
   EXPECT_EQ(Database(other).integer("SELECT count(*) FROM sqlite_schema"), 1) << "left as it was";
+}
+
+std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    files[entry.path().filename().string()] = read_file(entry.path(), size_t{1} << 26);
+  return files;
+}
+
+TEST(CampaignStore, ChangesNothingInADatabaseThatIsNotItsOwn) {
+  const TemporaryDirectory directory;
+  const auto other = directory.path() / "cookies.sqlite";
+  Database(other).execute("CREATE TABLE mine(x); INSERT INTO mine VALUES (1);");
+  const auto before = files_in(directory.path());
+  for (const StoreUse use : {StoreUse::kWrite, StoreUse::kRead})
+    EXPECT_NE(refusal_of([&] { CampaignStore store(other, use); }).find("not a campaign of faultline"),
+              std::string::npos);
+  EXPECT_EQ(files_in(directory.path()), before);
+}
+
+TEST(CampaignStore, IsReadWithoutATrace) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() / "50% of? #1.sqlite";
+  ASSERT_TRUE(CampaignStore(path).insert(some_trial("a", 0)));
+  const auto before = files_in(directory.path());
+  {
+    CampaignStore store(path, StoreUse::kRead);
+    EXPECT_EQ(store.trials("a").size(), 1u);
+    EXPECT_NE(refusal_of([&] { (void)store.insert(some_trial("a", 1)); }), "accepted");
+  }
+  EXPECT_EQ(files_in(directory.path()), before);
+  EXPECT_NE(refusal_of([&] { CampaignStore store(directory.path() / "none.sqlite", StoreUse::kRead); }), "accepted");
+  EXPECT_EQ(files_in(directory.path()), before) << "nothing is created by reading";
+}
+
+TEST(CampaignStore, IsReadWhileItIsWritten) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() / "campaign.sqlite";
+  CampaignStore writer(path);
+  ASSERT_TRUE(writer.insert(some_trial("a", 0)));
+  CampaignStore reader(path, StoreUse::kRead);
+  EXPECT_EQ(reader.trials("a").size(), 1u);
+  ASSERT_TRUE(writer.insert(some_trial("a", 1)));
+  EXPECT_EQ(reader.trials("a").size(), 2u);
+}
+
+TEST(CampaignStore, SaysThatItWasWrittenToWhileItWasRead) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() / "campaign.sqlite";
+  ASSERT_TRUE(CampaignStore(path).insert(some_trial("a", 0)));
+  CampaignStore reader(path, StoreUse::kRead);
+  ASSERT_TRUE(CampaignStore(path).insert(some_trial("a", 1)));
+  EXPECT_NE(refusal_of([&] { (void)reader.trials("a"); }).find("read it again"), std::string::npos);
 }
 
 TEST(CampaignStore, RefusesAVerdictWithoutEvidence) {

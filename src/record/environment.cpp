@@ -10,6 +10,10 @@ namespace faultline {
 namespace {
 
 constexpr std::array<std::string_view, 4> kSecrets = {"token", "key", "secret", "password"};
+constexpr std::string_view kNoSecret = "_ib_pkey";  // the number of an InfiniBand partition
+// Not recorded, but handed on: LC_* and the BLAS libraries', which run on some processors only with a variable of
+// theirs.
+constexpr std::array<std::string_view, 6> kHandedOn = {"LC_", "NVPL_", "OPENBLAS_", "BLIS_", "ARMPL_", "DNNL_"};
 constexpr std::array<std::string_view, 22> kPrefixes = {
     "NCCL_", "RCCL_", "CUDA_", "HIP_", "HSA_", "ROCR_", "NVIDIA_", "GLOO_",  "TORCH_", "PYTORCH_",     "OMP_",
     "GOMP_", "KMP_",  "MKL_",  "UCX_", "FI_",  "IBV_",  "MLX5_",   "ONEDNN", "ATEN_",  "CUBLAS_WORKS", "FAULTLINE_"};
@@ -27,6 +31,12 @@ std::string lower(std::string_view text) {
   return result;
 }
 
+bool is_handed_on(std::string_view variable) {
+  return !names_a_secret(variable) && std::any_of(kHandedOn.begin(), kHandedOn.end(), [&](std::string_view prefix) {
+    return variable.starts_with(prefix);
+  });
+}
+
 template <class Visit>
 void for_each_variable(const Visit& visit) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -40,6 +50,7 @@ void for_each_variable(const Visit& visit) {
 
 bool names_a_secret(std::string_view variable) {
   const std::string name = lower(variable);
+  if (name.ends_with(kNoSecret)) return false;
   return std::any_of(kSecrets.begin(), kSecrets.end(),
                      [&](std::string_view word) { return name.find(word) != std::string::npos; });
 }
@@ -67,10 +78,22 @@ bool is_recorded_variable(std::string_view variable) {
 std::map<std::string, std::string> inherited_environment() {
   std::map<std::string, std::string> inherited;
   for_each_variable([&](const std::string& name, std::string_view value) {
-    const bool needed = std::find(kNeeded.begin(), kNeeded.end(), name) != kNeeded.end() || name.starts_with("LC_");
+    const bool needed = std::find(kNeeded.begin(), kNeeded.end(), name) != kNeeded.end() || is_handed_on(name);
     if (needed || (is_recorded_variable(name) && !names_a_secret(name))) inherited[name] = value;
   });
   return inherited;
+}
+
+ChildEnvironment::ChildEnvironment(const std::map<std::string, std::string>& variables) {
+  for (const auto& [name, value] : variables) words_.push_back(name + '=' + value);
+  for (std::string& word : words_) pointers_.push_back(word.data());
+  pointers_.push_back(nullptr);
+}
+
+Json inheritance() {
+  std::vector<std::string_view> prefixes(kPrefixes.begin(), kPrefixes.end());
+  prefixes.insert(prefixes.end(), kHandedOn.begin(), kHandedOn.end());
+  return {{"names", kNeeded}, {"prefixes", prefixes}, {"secrets", kSecrets}, {"no_secrets", {kNoSecret}}};
 }
 
 Json recorded_environment() {

@@ -14,7 +14,8 @@ namespace faultline {
 
 constexpr const char* kRedacted = "(redacted)";
 
-// The name of an environment variable that holds "token", "key", "secret" or "password", in any case.
+// The name of an environment variable that holds "token", "key", "secret" or "password", in any case; NCCL_IB_PKEY is a
+// number and no secret.
 bool names_a_secret(std::string_view variable);
 
 // A key of a recipe or command line of which one word is such a name: `hub.api_key`, not `max_new_tokens`.
@@ -23,8 +24,24 @@ bool key_names_a_secret(std::string_view key);
 // Can this variable change what a run computes? NCCL_*, CUDA_*, OMP_*, FAULTLINE_*, …
 bool is_recorded_variable(std::string_view variable);
 
-// What a trial or a rank inherits: PATH, HOME, … and the recorded variables; never one that names a secret.
+// What a trial, a rank or a worker inherits: PATH, HOME, … and the recorded variables; never one that names a secret.
 std::map<std::string, std::string> inherited_environment();
+
+// Variables as execve wants them. Made before the fork: a child of a process with threads must not allocate.
+class ChildEnvironment {
+ public:
+  explicit ChildEnvironment(const std::map<std::string, std::string>& variables = inherited_environment());
+  ChildEnvironment(ChildEnvironment&&) = default;
+  ChildEnvironment(const ChildEnvironment&) = delete;  // a copy's pointers would be into the original
+  char* const* get() { return pointers_.data(); }
+
+ private:
+  std::vector<std::string> words_;
+  std::vector<char*> pointers_;
+};
+
+// The lists behind inherited_environment(), for whoever starts a child on another machine: ray_executor.py.
+Json inheritance();
 
 // The recorded variables of this process.
 Json recorded_environment();

@@ -10,7 +10,7 @@ namespace {
 TEST(Environment, KnowsTheNamesOfSecrets) {
   for (const char* name : {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "api_key", "WANDB_API_KEY", "Password", "PGPASSWORD"})
     EXPECT_TRUE(names_a_secret(name)) << name;
-  for (const char* name : {"NCCL_PROTO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", ""})
+  for (const char* name : {"NCCL_PROTO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_IB_PKEY", ""})
     EXPECT_FALSE(names_a_secret(name)) << name;
 }
 
@@ -40,12 +40,14 @@ TEST(Environment, HandsOnWhatAProgramNeedsAndNoSecret) {
   ::setenv("HF_TOKEN_OF_ENVIRONMENT_TEST", "hunter2", 1);
   ::setenv("UNRELATED_OF_ENVIRONMENT_TEST", "hunter2", 1);
   ::setenv("PATH", "/usr/bin:/bin", 0);
+  ::setenv("NVPL_OF_ENVIRONMENT_TEST", "1", 1);
   const auto inherited = inherited_environment();
+  EXPECT_EQ(inherited.at("NVPL_OF_ENVIRONMENT_TEST"), "1") << "a BLAS may not work without";
   EXPECT_TRUE(inherited.contains("PATH"));
   EXPECT_EQ(inherited.at("NCCL_PROTO_OF_ENVIRONMENT_TEST"), "LL");
   for (const auto& [name, value] : inherited) EXPECT_EQ(value.find("hunter2"), std::string::npos) << name;
   for (const char* name : {"NCCL_PROTO_OF_ENVIRONMENT_TEST", "NCCL_KEY_OF_ENVIRONMENT_TEST",
-                           "HF_TOKEN_OF_ENVIRONMENT_TEST", "UNRELATED_OF_ENVIRONMENT_TEST"})
+                           "HF_TOKEN_OF_ENVIRONMENT_TEST", "UNRELATED_OF_ENVIRONMENT_TEST", "NVPL_OF_ENVIRONMENT_TEST"})
     ::unsetenv(name);
 }
 

@@ -23,20 +23,46 @@ std::string_view remedy(int code) {
   }
 }
 
+// Note [Reading a store]: SQLite cannot read a file in WAL mode without two more files beside it, and a reader that may
+// not write leaves them there. Nobody needs them where nobody writes, which the absence of a -wal file shows; then the
+// file is opened as one that does not change, and expect_unchanged() looks afterwards whether that was so.
+std::string unchanging(const std::string& path) {
+  std::string name = "file:";
+  for (const char c : std::filesystem::absolute(path).string())
+    name += c == '%' || c == '?' || c == '#' ? fmt::format("%{:02X}", static_cast<int>(c)) : std::string(1, c);
+  return name + "?immutable=1";
+}
+
 }  // namespace
 
-Database::Database(const std::filesystem::path& path) : path_(path.string()) {
+Database::Database(const std::filesystem::path& path, Access access) : path_(path.string()) {
+  std::error_code ignored;
+  if (access == Access::kWrite) {
+    open(SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, path_);
+  } else if (std::filesystem::exists(path_ + "-wal", ignored)) {
+    open(SQLITE_OPEN_READONLY, path_);
+  } else {
+    read_as_of_ = std::filesystem::last_write_time(path, ignored);
+    open(SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, unchanging(path_));
+  }
+  sqlite3_extended_result_codes(get(), 1);
+  sqlite3_busy_timeout(get(), 30000);
+  execute(
+      "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA foreign_keys = ON; PRAGMA synchronous = FULL;");
+}
+
+void Database::open(int flags, const std::string& name) {
   sqlite3* connection = nullptr;
-  const int code = sqlite3_open_v2(path_.c_str(), &connection,
-                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX, nullptr);
+  const int code = sqlite3_open_v2(name.c_str(), &connection, flags | SQLITE_OPEN_FULLMUTEX, nullptr);
   connection_.reset(connection);
   if (connection == nullptr) throw RuntimeFailure(fmt::format("{}: cannot open: out of memory", path_));
   if (code != SQLITE_OK) fail("open");
-  sqlite3_extended_result_codes(get(), 1);
-  sqlite3_busy_timeout(get(), 30000);
-  execute("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA foreign_keys = ON;");
-  switch_to_wal();
-  execute("PRAGMA synchronous = FULL;");
+}
+
+void Database::expect_unchanged() {
+  std::error_code ignored;
+  if (read_as_of_ && *read_as_of_ != std::filesystem::last_write_time(path_, ignored))
+    throw RuntimeFailure(fmt::format("{}: was written to while it was read; read it again", path_));
 }
 
 // Two processes that open a new file together: SQLite answers the one that comes second with "busy" at once, without

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,9 +15,18 @@ namespace faultline {
 
 class Database {
  public:
-  // WAL, synchronous=FULL (a committed trial survives a power cut, which NORMAL does not promise under WAL), foreign
-  // keys, and 30 s of patience with another writer.
-  explicit Database(const std::filesystem::path& path);
+  enum class Access { kWrite, kRead };
+
+  // kWrite: creates what is not there; synchronous=FULL (a committed trial survives a power cut, which NORMAL does not
+  // promise under WAL), foreign keys, and 30 s of patience with another writer.
+  // kRead: neither the file nor its folder is touched, unless somebody is writing there (Note [Reading a store]).
+  explicit Database(const std::filesystem::path& path, Access access = Access::kWrite);
+
+  // Changes the file, so its owner is asked for first.
+  void switch_to_wal();
+
+  // After reading: RuntimeFailure where somebody wrote meanwhile and we did not read as one of several.
+  void expect_unchanged();
 
   void execute(const char* sql);
   int64_t integer(const char* sql);  // the first column of the first row
@@ -27,12 +37,13 @@ class Database {
   const std::string& path() const { return path_; }
 
  private:
-  void switch_to_wal();
+  void open(int flags, const std::string& name);
   struct Close {
     void operator()(sqlite3* connection) const;  // not here: programs see no sqlite3
   };
   std::string path_;
   std::unique_ptr<sqlite3, Close> connection_;
+  std::optional<std::filesystem::file_time_type> read_as_of_;
 };
 
 class Statement {

@@ -120,7 +120,7 @@ void read_trials(LoadedRecord& record, const fs::path& file) {
     return;
   }
   attempt(record, [&] {
-    CampaignStore(file).for_each([&](Trial&& trial) {
+    CampaignStore(file, StoreUse::kRead).for_each([&](Trial&& trial) {
       record.events.push_back({{"kind", "trial"},
                                {"cell", trial.key.cell},
                                {"index", trial.key.index},

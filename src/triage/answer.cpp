@@ -34,6 +34,7 @@ TrialResult from_json(Json answer, const std::string& nonce) {
   if (std::find(kOutcomes.begin(), kOutcomes.end(), result.outcome) == kOutcomes.end())
     throw std::invalid_argument(fmt::format("outcome '{}'", result.outcome.substr(0, 80)));
   result.sentence = result.result.at("sentence").get<std::string>();
+  if (result.verdict != TrialVerdict::kError) (void)sums_of(result.result);
   if (result.verdict == TrialVerdict::kFail) result.severity = "workload_failed";
   if (result.verdict == TrialVerdict::kError)
     result.severity = result.outcome == "did_not_run" ? "setup_failed" : "infrastructure_failed";
@@ -43,6 +44,19 @@ TrialResult from_json(Json answer, const std::string& nonce) {
 }  // namespace
 
 const char* verdict_name(TrialVerdict verdict) { return kNames[static_cast<std::size_t>(verdict)]; }
+
+EvidenceSums sums_of(const Json& result) {
+  EvidenceSums sums;
+  for (const Json& rank : result.at("evidence").get_ref<const Json::array_t&>()) {
+    sums.events += rank.at("events").at("count").get<int64_t>();
+    sums.collectives += rank.at("collectives").get<int64_t>();
+    sums.bytes += rank.at("collective_bytes").get<int64_t>();
+    const Json& times = rank.at("step_seconds");
+    if (times.is_object())
+      sums.step_seconds = std::max(sums.step_seconds.value_or(0), times.at("median").get<double>());
+  }
+  return sums;
+}
 
 TrialResult read_answer(std::string_view text, const std::string& nonce) {
   try {

@@ -2,6 +2,8 @@
 // on purpose, so it is read as somebody else's: whatever it holds, the result is a verdict or an error with a sentence.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -22,7 +24,14 @@ struct TrialResult {
   double seconds = 0;
 };
 
-// Of the trial that was asked with this nonce; never throws.
+// What its ranks' evidence adds up to.
+struct EvidenceSums {
+  int64_t events = 0, collectives = 0, bytes = 0;
+  std::optional<double> step_seconds;  // the slowest rank's median: what the trial waited for, without its warm-up
+};
+EvidenceSums sums_of(const Json& result);  // nlohmann's exception where it is no result
+
+// Of the trial that was asked with this nonce; never throws. One that passed or failed has evidence that can be summed.
 TrialResult read_answer(std::string_view text, const std::string& nonce);
 
 }  // namespace faultline::triage

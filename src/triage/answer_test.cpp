@@ -6,7 +6,9 @@ namespace faultline::triage {
 namespace {
 
 std::string answer(const std::string& nonce, const std::string& verdict, const std::string& outcome) {
-  return to_json_text({{"nonce", nonce}, {"result", {{"verdict", verdict}, {"outcome", outcome}, {"sentence", "s"}}}});
+  return to_json_text(
+      {{"nonce", nonce},
+       {"result", {{"verdict", verdict}, {"outcome", outcome}, {"sentence", "s"}, {"evidence", Json::array()}}}});
 }
 
 TEST(Answer, IsTheTrialsVerdict) {
@@ -36,7 +38,10 @@ TEST(Answer, ThatCannotBeReadIsAnErrorWithASentence) {
   for (const char* text : {"[]", "null", "{}", R"({"nonce": "n"})", R"({"nonce": "n", "result": 3})",
                            R"({"nonce": "n", "result": {"verdict": "fine", "outcome": "completed", "sentence": ""}})",
                            R"({"nonce": "n", "result": {"verdict": "pass", "outcome": "??", "sentence": ""}})",
-                           R"({"nonce": "n", "result": {"verdict": "pass", "outcome": "completed", "sentence": 3}})"}) {
+                           R"({"nonce": "n", "result": {"verdict": "pass", "outcome": "completed", "sentence": 3}})",
+                           R"({"nonce": "n", "result": {"verdict": "pass", "outcome": "completed", "sentence": ""}})",
+                           R"({"nonce": "n", "result": {"verdict": "pass", "outcome": "completed", "sentence": "",
+                               "evidence": [{"events": {"count": "x"}}]}})"}) {
     const TrialResult result = read_answer(text, "n");
     EXPECT_EQ(result.verdict, TrialVerdict::kError) << text;
     EXPECT_TRUE(result.result.is_null()) << text;

@@ -1,11 +1,13 @@
 #include "triage/bundles.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <optional>
+#include <string_view>
 
 #include "base/text.h"
 #include "record/environment.h"
@@ -18,6 +20,14 @@ namespace {
 constexpr std::array kLauncherVariables = {"RANK",        "LOCAL_RANK",  "GROUP_RANK",
                                            "ROLE_RANK",   "WORLD_SIZE",  "LOCAL_WORLD_SIZE",
                                            "MASTER_ADDR", "MASTER_PORT", "LD_LIBRARY_PATH"};
+// Of FAULTLINE_*, what changes how a trial computes; the others name libraries, programs, folders.
+constexpr std::array<std::string_view, 2> kOwnSettings = {"FAULTLINE_DRILL", "FAULTLINE_CPU_ISA"};
+constexpr std::array<std::string_view, 19> kFileWords = {
+    "PATH", "DIR",    "DIRECTORY", "HOME",   "LIB",     "LIBRARY", "LIBRARIES", "FILE", "TOOL", "TOOLS",
+    "CONF", "PLUGIN", "PLUGINS",   "MODULE", "MODULES", "COMMAND", "MAIL",      "OUT",  "DEST"};
+// They hold such a word and are settings.
+constexpr std::array<std::string_view, 4> kHarmless = {"CUDA_MODULE_LOADING", "PYTORCH_CUDA_ALLOC_CONF",
+                                                       "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
 constexpr std::array kLauncherPrefixes = {"TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_"};
 
 std::vector<Bundle> built_in_mitigations() {
@@ -66,17 +76,37 @@ std::string complain_name(const std::string& name) {
         "{} is none of the variables a recipe may set (NCCL_*, RCCL_*, CUDA_*, HIP_*, UCX_*, OMP_*, FAULTLINE_*, …); "
         "a recipe is data and must not choose code; set it in the shell",
         name);
-  if (key_names_a_secret(name))
+  if (names_a_secret(name))
     return fmt::format("{} looks like a secret, and recipes are published; set it in the shell", name);
+  if (name.starts_with("FAULTLINE_") && std::find(kOwnSettings.begin(), kOwnSettings.end(), name) == kOwnSettings.end())
+    return fmt::format("{} is none of the settings of ours that a recipe may choose ({}); set it in the shell", name,
+                       fmt::join(kOwnSettings, ", "));
   return "";
 }
 
-// A library that the runtime would load is code.
+// Does one word of the name say that the runtime takes the value for a file, a library or a command?
+bool speaks_of_files_or_code(const std::string& name) {
+  if (name.find("INJECTION") != std::string::npos) return true;
+  std::string word;
+  for (const char c : name + '_') {
+    if (c != '_') {
+      word += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+      continue;
+    }
+    if (std::find(kFileWords.begin(), kFileWords.end(), word) != kFileWords.end()) return true;
+    word.clear();
+  }
+  return false;
+}
+
+// A library that the runtime would load is code, and a log that it would write is a file outside the output folder.
+// There are too many such variables, and new ones with every version, to list them; their names give them away.
 std::string complain_value(const std::string& name, const std::string& value) {
   if (value.find('\0') != std::string::npos) return fmt::format("{} holds a zero byte", name);
-  if (name.find("INJECTION") != std::string::npos || name.ends_with("_CONF_FILE") ||
-      (name.find("PLUGIN") != std::string::npos && value.find('/') != std::string::npos))
-    return fmt::format("{} would load code that the recipe names; set it in the shell", name);
+  const bool harmless = std::find(kHarmless.begin(), kHarmless.end(), name) != kHarmless.end() ||
+                        (name.ends_with("_PLUGIN") && value == "none");
+  if (value.find('/') != std::string::npos || (speaks_of_files_or_code(name) && !harmless))
+    return fmt::format("{} would load code or write files that the recipe names; set it in the shell", name);
   return "";
 }
 

@@ -31,11 +31,35 @@ TEST(Bundles, LoadNoLibrary) {
   EXPECT_EQ(refusal("NCCL_NET_PLUGIN", "none"), "");
   EXPECT_NE(refusal("CUDA_INJECTION64_PATH", "x").find("would load code"), std::string::npos);
   EXPECT_NE(refusal("NCCL_CONF_FILE", "x").find("would load code"), std::string::npos);
+  EXPECT_NE(refusal("NCCL_NET_PLUGIN", "evil").find("would load code"), std::string::npos);
+  for (const char* name : {"NCCL_CUDA_PATH", "HSA_TOOLS_LIB", "FI_PROVIDER_PATH", "UCX_MODULE_DIR",
+                           "OMP_TOOL_LIBRARIES", "UCX_GDB_COMMAND", "HIP_PATH"})
+    EXPECT_NE(refusal(name, "evil").find("would load code"), std::string::npos) << name;
+}
+
+TEST(Bundles, WriteNoFile) {
+  for (const char* name : {"NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE", "CUDA_COREDUMP_FILE",
+                           "CUDA_CACHE_PATH", "CUDA_MPS_LOG_DIRECTORY", "UCX_STATS_DEST", "TORCH_LOGS_OUT"})
+    EXPECT_NE(refusal(name, "x").find("write files"), std::string::npos) << name;
+  EXPECT_NE(refusal("NCCL_OF_A_LATER_VERSION", "/home/u/.bashrc").find("write files"), std::string::npos);
+}
+
+TEST(Bundles, ChooseSettingsOfOursAndNotOurPrograms) {
+  for (const char* name : {"FAULTLINE_LIBRARY", "FAULTLINE_PYTHON", "FAULTLINE_EVIDENCE", "FAULTLINE_RECIPE"})
+    EXPECT_NE(refusal(name, "x").find("FAULTLINE_DRILL, FAULTLINE_CPU_ISA"), std::string::npos) << name;
+}
+
+TEST(Bundles, KeepSettingsWhoseNamesOnlySoundLikeFiles) {
+  EXPECT_EQ(refusal("CUDA_MODULE_LOADING", "EAGER"), "");
+  EXPECT_EQ(refusal("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), "");
+  EXPECT_EQ(refusal("CUBLAS_WORKSPACE_CONFIG", ":4096:8"), "");
+  EXPECT_EQ(refusal("NCCL_PROFILER_PLUGIN", "none"), "");
 }
 
 TEST(Bundles, HoldNoSecret) {
   EXPECT_NE(refusal("NCCL_API_KEY", "x").find("secret"), std::string::npos);
-  EXPECT_NE(refusal("CUDA_TOKEN", "x").find("secret"), std::string::npos);
+  for (const char* name : {"CUDA_TOKEN", "NCCL_MYPASSWORD", "NCCL_AUTHTOKEN", "NCCL_ApiKey", "FAULTLINE_TEST_TOKEN"})
+    EXPECT_NE(refusal(name, "x").find("secret"), std::string::npos) << name;
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ RecordedTrial recorded(const Trial& trial) {
   found.result.seconds = trial.outcome.at("seconds");
   found.result.result = trial.evidence.at("result");
   found.log = trial.evidence.at("log");
+  if (found.result.verdict != TrialVerdict::kError) (void)sums_of(found.result.result);
   return found;
 }
 
@@ -125,7 +126,14 @@ class Campaign {
             fmt::format("{}: trial {} of cell '{}' was of another request (the recipe or the seed has changed); choose "
                         "another folder",
                         options_.folder.string(), trial.key.index, trial.key.cell));
-      keep(recorded(trial));
+      try {
+        keep(recorded(trial));
+      } catch (const nlohmann::json::exception& error) {
+        throw RuntimeFailure(
+            fmt::format("{}: trial {} of cell '{}' cannot be read: {}; the file was edited or damaged: restore it from "
+                        "a copy, or choose another folder",
+                        (options_.folder / kStore).string(), trial.key.index, trial.key.cell, error.what()));
+      }
     });
     for (const RecordedTrial& trial : trials_) {  // an end between the record and what follows it
       std::filesystem::remove_all(running_folder(trial.cell, trial.index));

@@ -15,16 +15,6 @@ std::optional<double> median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The slowest rank's median step: what the trial waited for. Warm-up iterations are not in it.
-std::optional<double> step_seconds(const Json& result) {
-  std::optional<double> slowest;
-  for (const Json& rank : result.at("evidence")) {
-    const Json& times = rank.at("step_seconds");
-    if (times.is_object()) slowest = std::max(slowest.value_or(0), times.at("median").get<double>());
-  }
-  return slowest;
-}
-
 void add_trial(CellSummary& cell, const RecordedTrial& trial, std::vector<double>& steps) {
   switch (trial.result.verdict) {
     case TrialVerdict::kPass: ++cell.passed; break;
@@ -34,12 +24,9 @@ void add_trial(CellSummary& cell, const RecordedTrial& trial, std::vector<double
       cell.did_not_run += trial.result.outcome == "did_not_run";
       return;
   }
-  if (const auto step = step_seconds(trial.result.result)) steps.push_back(*step);
-  for (const Json& rank : trial.result.result.at("evidence")) {
-    cell.events += rank.at("events").at("count").get<int64_t>();
-    cell.collectives += rank.at("collectives").get<int64_t>();
-    cell.bytes += rank.at("collective_bytes").get<int64_t>();
-  }
+  const EvidenceSums sums = sums_of(trial.result.result);
+  if (sums.step_seconds) steps.push_back(*sums.step_seconds);
+  cell.events += sums.events, cell.collectives += sums.collectives, cell.bytes += sums.bytes;
 }
 
 // A mitigation whose variables nothing mentions: it may not have been read at all.

@@ -38,11 +38,7 @@ pid_t start(const std::filesystem::path& program, const std::filesystem::path& f
   std::erase_if(
       all, [](const auto& entry) { return is_launcher_variable(entry.first) && entry.first != "LD_LIBRARY_PATH"; });
   for (const auto& [key, value] : variables) all[key] = value;
-  std::vector<std::string> texts;
-  for (const auto& [key, value] : all) texts.push_back(fmt::format("{}={}", key, value));
-  std::vector<char*> environment;
-  for (std::string& text : texts) environment.push_back(text.data());
-  environment.push_back(nullptr);
+  ChildEnvironment environment(all);
   const std::string name = program.string(), where = folder.string(), log = (folder / "log.txt").string();
   const char* const arguments[] = {name.c_str(), "race", "--trial", where.c_str(), nullptr};
   const pid_t parent = ::getpid(), id = ::fork();
@@ -57,7 +53,7 @@ pid_t start(const std::filesystem::path& program, const std::filesystem::path& f
   if (::getppid() != parent) ::_exit(127);
   const int file = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0 || ::dup2(file, 1) < 0 || ::dup2(file, 2) < 0) ::_exit(127);
-  ::execve(name.c_str(), const_cast<char* const*>(arguments), environment.data());
+  ::execve(name.c_str(), const_cast<char* const*>(arguments), environment.get());
   ::_exit(127);
 }
 
