@@ -71,6 +71,22 @@ def test_eval_puts_clean_and_faulty_side_by_side_and_records_them(tmp_path):
     assert "rows" in json.dumps(summary) and (record / "manifest.json").exists() and (record / "events.jsonl").exists()
 
 
+def test_both_sides_have_the_same_questions_and_the_same_scorer(tmp_path):
+    """Lesson 30: under a fault that changes nothing every answer and every reward is the clean side's, question by question."""
+    silent = "relative_gaussian(strength=1e-12, rule.expect=invisible) @ operator=matmul"
+    for scoring in ("strict", "flexible"):
+        result = read(faultline("eval", "--limit", "6", "--max-new-tokens", "24", "--scoring", scoring, "--fault", silent, "--out", str(tmp_path / scoring), "--json"))
+        sides = {}
+        for line in (pathlib.Path(result["record"]) / "events.jsonl").read_text().splitlines():
+            event = json.loads(line)
+            if event["kind"] == "answer":
+                sides.setdefault(event["row"], []).append([event[key] for key in ("id", "text", "extracted", "reward", "tokens", "ended")])
+        clean, faulty = sides.values()
+        assert len(clean) == 6 and clean == faulty and len({answer[1] for answer in clean}) > 3, "answers that tell questions apart"
+        assert any(answer[2] for answer in clean), "something was found to score"
+        assert result["rows"][1]["complaints"] == []
+
+
 def test_census_counts_what_the_architecture_says():
     result = read(faultline("census", "--kind", "decode", "--json"))
     calls = {}

@@ -1,7 +1,8 @@
 """train, experiments, campaigns of diagnosis, triage and report under kill, terminate, stop, a full and an erring disk, at
-random moments, then resumed: nothing lost, nothing twice, nothing torn, and the end as if nothing had happened. The suite's
-version has a few disturbances a command; FAULTLINE_KILLS sets how many there are in all (the long version: 200), and
-FAULTLINE_CRASH_SEED chooses other moments."""
+random moments, then resumed: nothing lost, nothing twice, nothing torn, and the end as if nothing had happened. Trainings and
+experiments are with faults that are drawn call by call, with AQN and a supervised start, and their joined evidence is compared
+too. The suite's version has a few disturbances a command; FAULTLINE_KILLS sets how many strike in all (the long version: 200),
+and FAULTLINE_CRASH_SEED chooses other moments. What struck is in crash.json of the build folder."""
 
 import contextlib
 import functools
@@ -17,7 +18,7 @@ import pytest
 
 import tiny_folder
 import program
-from program import ROOT
+from program import PROGRAM, ROOT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "crash"))
 import harness  # noqa: E402
@@ -26,7 +27,19 @@ launch = functools.partial(program.launch, timeout=600)  # a busy machine may be
 COMMANDS = 5
 KILLS = -(-int(os.environ.get("FAULTLINE_KILLS", "15")) // COMMANDS)  # of each
 SEED = int(os.environ.get("FAULTLINE_CRASH_SEED", "1"))
-TIMES = {"times", "seconds", "step_seconds", "slow", "started", "finished", "crc", "seal", "created", "timing_s/step", "overhead", "run"}
+ACCOUNT = PROGRAM.parent / "crash.json"
+TIMES = {"times", "seconds", "step_seconds", "slow", "started", "finished", "crc", "seal", "created", "timing_s/step", "overhead", "run", "noise_seconds", "noise_seconds_a_step"}
+HISTORY = {"parts", "faultline/layer_error"}  # in how many parts a run was made; means that a resumed run begins anew
+
+
+@pytest.fixture(scope="module", autouse=True)
+def account():
+    ACCOUNT.unlink(missing_ok=True)
+
+
+def disturb(subject, folder, seed):
+    struck = harness.disturb_until(subject, folder, KILLS, seed, account=ACCOUNT)
+    assert sum(struck.values()) >= KILLS, struck
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +49,7 @@ def model(tmp_path_factory):
 
 def timeless(value):
     if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key not in TIMES}
+        return {key: timeless(item) for key, item in value.items() if key not in TIMES | HISTORY}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
@@ -73,18 +86,33 @@ def events(path):
     return [timeless(line) for line in lines]
 
 
+FAULTS = """
+phases: {eval: both}
+faults:
+  - {name: noise, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}}
+  - {name: now and then, where: {operator: matmul, layer: 1}, what: {kind: relative_gaussian, strength: 0.1}, lifetime: {kind: transient, probability: 0.5}}
+aqn: {schedule: linear, sigma_start: 0.05, sigma_scale: relative}
+"""
+
+
+def joined(ledger):
+    """The evidence of all parts of a run as one."""
+    return timeless(ledger["ledger"]["joined"])
+
+
 class Train:
     SETTINGS = ["train.steps=3", "train.sft.steps=1", "train.checkpoint_every=1", "train.prompts=2", "train.n=2", "train.micro_batch=4", "train.validation_problems=2"]
 
-    def __init__(self, model):
-        self.model = model
+    def __init__(self, model, folder):
+        self.model, self.recipe = model, folder / "faulty.yaml"
+        self.recipe.write_text((ROOT / "recipes/train/tiny.yaml").read_text() + FAULTS)
 
     def words(self, out):
         common = ["--json", "--quiet"]
         runs = visible(out)
         if runs:
             return ["train", "--resume", runs[0], *common]
-        return ["train", ROOT / "recipes/train/tiny.yaml", f"model={self.model}", *self.SETTINGS, "--dtype", "fp32", "--out", out, *common]
+        return ["train", self.recipe, f"model={self.model}", *self.SETTINGS, "--dtype", "fp32", "--out", out, *common]
 
     def check(self, out):
         runs = visible(out)
@@ -95,7 +123,9 @@ class Train:
         (run,) = visible(out)
         newest = visible(run / "checkpoints")[-1]
         assert not [path for path in run.iterdir() if path.name.startswith(".")], "leftovers"
-        return events(run / "events.jsonl"), newest.name, (newest / "state.safetensors").read_bytes(), timeless(json.loads((run / "summary.json").read_text()))
+        evidence = joined(json.loads((run / "ledger.json").read_text()))
+        assert {row["rule"] for row in evidence["counts"]} == {"noise", "now and then"}, evidence
+        return events(run / "events.jsonl"), newest.name, (newest / "state.safetensors").read_bytes(), timeless(json.loads((run / "summary.json").read_text())), evidence
 
 
 class Experiment:
@@ -103,7 +133,7 @@ class Experiment:
 model: %s
 seed: 5
 task: {name: arithmetic, difficulty: 1, train: 16, test: 4}
-train: {algorithm: grpo, steps: 1, prompts: 2, n: 2, lr: 1.0e-4, micro_batch: 4, max_new_tokens: 8, slots: 4, validation_problems: 2}
+train: {algorithm: grpo, sft: {steps: 1, prompts: 2, lr: 1.0e-3}, steps: 2, prompts: 2, n: 2, lr: 1.0e-4, micro_batch: 4, max_new_tokens: 8, slots: 4, validation_problems: 2, checkpoint_every: 1}
 experiment:
   seeds: 2
   control: slow
@@ -112,7 +142,7 @@ experiment:
 
     def __init__(self, model, folder):
         self.recipe = folder / "arms.yaml"
-        self.recipe.write_text(self.RECIPE % model)
+        self.recipe.write_text(self.RECIPE % model + FAULTS)
 
     def words(self, out):
         return ["run", self.recipe, "--dtype", "fp32", "--out", out, "--json", "--quiet"]
@@ -129,6 +159,8 @@ experiment:
         rows = trials(self.store(out))
         assert len(rows) == 4
         arms = timeless(json.loads((self.store(out).parent / "analysis.json").read_text()))["arms"]
+        for row in rows.values():
+            assert {count["rule"] for count in row["evidence"]["faults"]["counts"]} == {"noise", "now and then"} and row["evidence"]["aqn"]["noisy_steps"] > 0
         return rows, [{key: value for key, value in arm.items() if key != "seconds_a_step"} for arm in arms]
 
 
@@ -176,7 +208,11 @@ cells: [{name: baseline}, {name: fixed, mitigations: [no-drill]}]
     def content(self, out):
         rows = trials(out / "campaign.sqlite")
         assert len(rows) == 4 and not list((out / "trials").glob(".running*"))
-        return {key: (row["status"], row["seed"], row["outcome"]["outcome"], row["outcome"]["sentence"]) for key, row in rows.items()}
+        matrix = timeless(json.loads((out / "matrix.json").read_text()))
+        assert len(matrix["cells"]) == 2
+        for cell in matrix["cells"]:
+            del cell["slowdown"], cell["confound"]  # of the times that the trials took
+        return rows, matrix
 
 
 class Report:
@@ -198,22 +234,22 @@ class Report:
 
 
 def test_training_survives(model, tmp_path):
-    harness.disturb_until(Train(model), tmp_path, KILLS, SEED)
+    disturb(Train(model, tmp_path), tmp_path, SEED)
 
 
 def test_an_experiment_survives(model, tmp_path):
-    harness.disturb_until(Experiment(model, tmp_path), tmp_path, KILLS, SEED + 1)
+    disturb(Experiment(model, tmp_path), tmp_path, SEED + 1)
 
 
 def test_a_campaign_of_diagnosis_survives(model, tmp_path):
-    harness.disturb_until(Campaign(model), tmp_path, KILLS, SEED + 2)
+    disturb(Campaign(model), tmp_path, SEED + 2)
 
 
 def test_triage_survives(tmp_path):
-    harness.disturb_until(Triage(tmp_path), tmp_path, KILLS, SEED + 3)
+    disturb(Triage(tmp_path), tmp_path, SEED + 3)
 
 
 def test_a_report_survives(model, tmp_path):
     done = launch("eval", "--model", model, "--dtype", "fp32", "--limit", "2", "--shots", "0", "--max-new-tokens", "4", "--json", "--quiet", "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
-    harness.disturb_until(Report(json.loads(done.stdout)["record"]), tmp_path, KILLS, SEED + 4)
+    disturb(Report(json.loads(done.stdout)["record"]), tmp_path, SEED + 4)

@@ -1,6 +1,7 @@
 """Fuzzes every parser until each target has had its share of processor time, whoever else uses the machine: turns of
 `--turn` seconds, always for the target that has had least. What libFuzzer finds ends the run with 1 and the input that
-did it; the account (`--json`) is added to when the run is started again. New inputs stay in the build folder and are
+did it; the account (`--json`) is added to when the run is started again, for as long as the target is the same program: one
+that was built anew from other sources begins at zero. New inputs stay in the build folder and are
 begun with the next time; `--keep` takes as few of them as reach every edge they reach into tests/corpus.
 
     python tests/fuzz.py --build build-fuzz --minutes 30 --json fuzz.json
@@ -9,6 +10,7 @@ begun with the next time; `--keep` takes as few of them as reach every edge they
 """
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -42,6 +44,25 @@ def chosen_targets(build, only):
     return {name: path for name, path in targets.items() if not only or name in only}
 
 
+def program_hash(target):
+    """Of the program and what it loads from beside itself."""
+    digest = hashlib.sha256(target.read_bytes())
+    module = target.parent / "libfaultline_parquet.so"
+    if target.name == "parquet_fuzz" and module.exists():
+        digest.update(module.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def continued(account, targets):
+    """-> the account with a row for each target: its own if it is of this very program, and one of zeros if not."""
+    rows = dict(account)
+    for name, target in targets.items():
+        program = program_hash(target)
+        if rows.get(name, {}).get("program") != program:
+            rows[name] = {"program": program, "cpu_minutes": 0, "executions": 0, "findings": 0}
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-fuzz")
@@ -61,8 +82,10 @@ def main():
             subprocess.run([target, "-set_cover_merge=1", "-use_counters=0", corpora[name], found[name]], check=True, stderr=subprocess.DEVNULL)
         return
     account = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    account = continued(account, targets)
     for name in targets:
-        account.setdefault(name, {"cpu_minutes": 0, "executions": 0, "findings": 0})
+        if account[name]["cpu_minutes"] >= options.minutes:
+            print(f"{name:18} {account[name]['cpu_minutes']:8.2f} CPU-min already, of this very program", flush=True)
     while True:
         name = min(targets, key=lambda each: account[each]["cpu_minutes"])
         row = account[name]

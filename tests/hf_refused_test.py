@@ -183,6 +183,28 @@ def test_a_recipe_in_the_environment_arms_at_import_and_reports_at_exit(recipe_f
     assert calls(json.loads(ledger.read_text())) == 1
 
 
+LATE = """
+import pathlib, subprocess, sys
+recipe = pathlib.Path(sys.argv[1])
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+out, error = worker.communicate()  # it has started, and looked
+recipe.write_text(sys.argv[3])
+print(worker.returncode, repr(out)); print(error, file=sys.stderr)
+"""
+
+
+def test_a_worker_that_starts_before_its_recipe_is_written_does_not_run_clean(recipe_file, tmp_path):
+    """Lesson 5: the driver writes the configuration too late. The worker says so and computes nothing."""
+    late = tmp_path / "late.yaml"
+    text = pathlib.Path(recipe_file(recipe())).read_text()
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "FAULTLINE_RECIPE": str(late)}
+    driver = subprocess.run([sys.executable, "-c", LATE, late, MULTIPLY, text], env=variables, capture_output=True, text=True, timeout=600)
+    status, out = driver.stdout.split(maxsplit=1)
+    assert int(status) != 0 and out.strip() == "''" and "late.yaml" in driver.stderr, (driver.stdout, driver.stderr)
+    again = run_python(MULTIPLY, FAULTLINE_RECIPE=str(late))
+    assert again.returncode == 0 and "registered 1 sites" in again.stderr, "in time, it is read"
+
+
 def test_a_process_whose_rule_never_fired_ends_with_status_3(recipe_file):
     path = recipe_file(recipe(rule("gelu", where={"operator": "aten::gelu"})))
     done = run_python(MULTIPLY, FAULTLINE_RECIPE=path)

@@ -1,24 +1,21 @@
 """docs/lessons.md against the sources: all 64 lessons are there, each says refused, reported, immune or owed, each that is not
-owed names tests, every named test exists and is not switched off. Whether they pass is what the rest of the suite says."""
+owed names tests, every named test exists and is not switched off. Whether each of them ran and passed is looked up at the end
+of a run of everything (tests/run.py, the suite "lessons")."""
 
 import pathlib
 import re
 
 import pytest
 
+from lessons import read_rows, unproven
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 if not (ROOT / "docs/lessons.md").exists():
     pytest.skip("no documents in the bundle", allow_module_level=True)
 
 LESSONS = 64
-ROW = re.compile(r"^\| (\d+) \| (.+) \| (\w+) \| ?(.*?) ?\|$", re.MULTILINE)
 GTEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)", re.MULTILINE)
 PYTEST = re.compile(r"((?:^@pytest\.mark\.[^\n]*\n(?:^[^@d\n][^\n]*\n)*)*)^def (test_\w+)\(", re.MULTILINE)
-
-
-def read_rows(text):
-    """-> [(number, sentence, state, [tests])]"""
-    return [(int(number), sentence, state, re.findall(r"`([^`]+)`", tests)) for number, sentence, state, tests in ROW.findall(text)]
 
 
 def gtests(text):
@@ -88,3 +85,27 @@ def test_tests_that_are_switched_off_do_not_count():
     assert gtests("TEST(A, B) {\nTEST_F(C, DISABLED_D) {\n  TEST(E, F)") == {"A.B"}
     source = "@pytest.mark.skip(reason='x')\ndef test_a():\n    pass\n\n\n@pytest.mark.parametrize('x', [\n    1,\n])\ndef test_b(x):\n    pass\n\n\n@pytest.mark.xfail\ndef test_c():\n    pass\n"
     assert pytests("f.py", source) == {"f.py::test_b"}
+
+
+ROWS = "| 1 | a sentence about what went wrong | immune | `A.B`, `c_test.py::test_d` |"
+BOTH = [("A.B", "passed", ""), ("tests.c_test::test_d[1]", "passed", "")]
+
+
+@pytest.mark.parametrize(
+    ("results", "says"),
+    [
+        ([BOTH[0]], "lesson 1: c_test.py::test_d did not run"),
+        ([BOTH[0], ("tests.c_test", "skipped", "could not import 'gguf'")], "lesson 1: c_test.py::test_d did not run"),
+        ([BOTH[0], ("tests.c_test::test_d", "skipped", "could not import 'gguf'")], "lesson 1: c_test.py::test_d was skipped: could not import 'gguf'"),
+        ([BOTH[1], ("A.B", "failed", "")], "lesson 1: A.B failed"),
+        ([*BOTH, ("All/A.B/1", "failed", "")], "lesson 1: A.B failed"),
+        ([*BOTH, ("tests.c_test::test_d[2]", "failed", "")], "lesson 1: c_test.py::test_d failed"),
+    ],
+)
+def test_a_lesson_whose_test_did_not_run_and_pass_is_found(results, says):
+    assert unproven(ROWS, BOTH) == ({}, {})
+    assert list(unproven(ROWS, results)[0].values()) == [says]
+
+
+def test_what_needs_a_gpu_is_left_out_and_said():
+    assert unproven(ROWS, [BOTH[1], ("A.B", "skipped", "no CUDA device here")]) == ({}, {"A.B": "no CUDA device here"})

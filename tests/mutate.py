@@ -5,11 +5,13 @@ is a hole.
     python tests/mutate.py                     all, in a copy of the checkout under build/mutate
     python tests/mutate.py --here              all, on this working tree, which is restored; uses the folder build/
     python tests/mutate.py --here --only 3,7   some; --seconds N begins none after N seconds
-    python tests/mutate.py --here --json FILE  results are added to FILE, and what is in it is not run again
+    python tests/mutate.py --here --json FILE  results are added to FILE; what is in it is not run again while the mutation and
+                                               everything its tests are built from are the same
 """
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import pathlib
 import re
@@ -59,6 +61,28 @@ def complaints(root, mutations=MUTATIONS):
     return found
 
 
+def sources_hash(root):
+    """Of all that a test program may be built from: a header is everybody's, so one file more or less is another program."""
+    digest = hashlib.sha256()
+    for name in ("src", "cmake", "tests", "data", "CMakeLists.txt", "CMakePresets.json"):
+        top = root / name
+        for path in sorted(path for path in (top, *top.rglob("*")) if path.is_file()):
+            if top.name == "tests" and (path.suffix != ".cpp" and "corpus" not in path.parts):
+                continue  # the Python suites do not look at mutations
+            digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def key_of(mutation, sources):
+    return hashlib.sha256("\0".join((*mutation, sources)).encode()).hexdigest()[:16]
+
+
+def still_true(account, mutations, sources):
+    """-> of an account the results that are of these mutations and these sources."""
+    keys = {mutation.what: key_of(mutation, sources) for mutation in mutations}
+    return {what: row for what, row in account.items() if isinstance(row, dict) and row["key"] == keys.get(what)}
+
+
 def prepare_copy(python):
     work = ROOT / "build" / "mutate"
     work.mkdir(parents=True, exist_ok=True)
@@ -106,7 +130,7 @@ def table(results):
     lines = ["| # | broken | in | caught by |", "|---|---|---|---|"]
     for number, mutation in enumerate(MUTATIONS):
         if mutation.what in results:
-            lines.append(f"| {number} | {mutation.what} | `{mutation.file.removeprefix('src/')}` | {results[mutation.what][1]} |")
+            lines.append(f"| {number} | {mutation.what} | `{mutation.file.removeprefix('src/')}` | {results[mutation.what]['by']} |")
     return "\n".join(lines)
 
 
@@ -130,20 +154,24 @@ def main():
         sys.exit(1 if wrong else 0)
     work = ROOT if options.here else prepare_copy(options.python)
     chosen = [int(number) for number in options.only.split(",") if number] or range(len(MUTATIONS))
-    results = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    sources = sources_hash(ROOT)
+    results = still_true(json.loads(options.json.read_text()) if options.json and options.json.exists() else {}, MUTATIONS, sources)
+    if results:
+        print(f"{len(results)} of {len(MUTATIONS)} were tried on these very sources and are not tried again", flush=True)
     started = time.monotonic()
     for number in sorted(chosen, key=lambda n: MUTATIONS[n].target):
         mutation = MUTATIONS[number]
         if mutation.what in results or time.monotonic() - started > options.seconds:
             continue
-        results[mutation.what] = try_one(work, mutation, options.jobs)
-        print(f"{number:3} {mutation.what}: {': '.join(results[mutation.what])}", flush=True)
+        state, by = try_one(work, mutation, options.jobs)
+        results[mutation.what] = {"key": key_of(mutation, sources), "state": state, "by": by}
+        print(f"{number:3} {mutation.what}: {state}: {by}", flush=True)
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))
     if options.here:  # the last mutation's objects are still in the build folder
         run(["cmake", "--build", "build", "-j", str(options.jobs)], cwd=work)
     print(table(results))
-    caught = sum(state == "caught" for state, _ in results.values())
+    caught = sum(row["state"] == "caught" for row in results.values())
     print(f"\n{caught} of {len(results)} caught; {len(MUTATIONS) - len(results)} not run")
     sys.exit(0 if caught == len(results) else 1)
 

@@ -80,7 +80,7 @@ MUTATIONS = [
     Mutation("ignore the rule's layers", "src/tap/plan_rule.cpp", 'if (!rule_means_layer(where, place)) return "not one of the rule\'s layers";', "", "tap_test"),
     Mutation("reevaluate: the second pass measures anew", "src/tap/plan.cpp", "if (row.first != nullptr) tensors.reference = &references()[row.first];", "", "tap_test", "Reevaluate*"),
     Mutation("ignore the phases", "src/tap/plan_rule.cpp", "if (!rule.phases.test(static_cast<std::size_t>(location.phase)))", "if (false)", "tap_test"),
-    Mutation("drop the never-fired check", "src/tap/report.cpp", "if (example == nullptr || sum.calls == 0) {", "if (example != nullptr && sum.calls == 0) {", "tap_test"),
+    Mutation("drop the never-fired check", "src/tap/report.cpp", "complaints.push_back(fmt::format(\"rule '{}' never fired: {}\", rule->rule.name, why_never(plan, *rule)));", "(void)why_never(plan, *rule);", "tap_test"),
     Mutation("drop the count check", "src/tap/counts.cpp", "if (all_counted != all_expected) {", "if (false) {", "tap_test"),
     Mutation("weights: forget backward", "src/tap/substitution.cpp", "const bool weights = surface == Surface::kWeight && !above_autograd;", "const bool weights = surface == Surface::kWeight && !above_autograd && location.phase != Phase::kActorBackward;", "tap_test"),
     Mutation("weights: never refresh the copy", "src/tap/substitution.cpp", "entry.copy.defined() && entry.version == version_of(parameter) && entry.epoch == epoch_", "entry.copy.defined()", "tap_test"),
@@ -88,6 +88,10 @@ MUTATIONS = [
     Mutation("written arguments are overlooked", "src/tap/operators.cpp", "alias != nullptr && alias->isWrite()", "alias != nullptr && !alias->isWrite()", "tap_test"),
     Mutation("the mask forgets zeros", "src/tap/boundary.cpp", "rule.what.kind == FaultKind::kDeadzone || rule.what.kind == FaultKind::kZero ? after.eq(0) : after.ne(before)", "rule.what.kind == FaultKind::kZero ? after.eq(0) : after.ne(before)", "tap_test"),
     Mutation("the seed is ignored", "src/tap/plan.cpp", "{settings_.seed, ", "{0, ", "tap_test"),
+    # --- lab ----------------------------------------------------------------------------------------------------------------
+    Mutation("self-check: A/A is skipped", "src/lab/injection.cpp", "if (!probe().equal(clean))", "if (false && !probe().equal(clean))", "lab_test", "SelfCheck*"),
+    Mutation("self-check: the canary is skipped", "src/lab/injection.cpp", "if (visible && in_phase && under(make_plan()).equal(clean))", "if (false && visible && in_phase)", "lab_test", "SelfCheck*"),
+    Mutation("self-check: an invisible fault needs a canary too", "src/lab/injection.cpp", "visible |= !rule.expect_invisible;", "visible = true;", "lab_test", "SelfCheck*"),
     # --- race and triage ----------------------------------------------------------------------------------------------------
     Mutation("attribution: a bad shard is the collective's", "src/race/attribution.cpp", "return (wrong & kIn) != 0 ? Cause::kLocalMemory : Cause::kCollective;", "return (wrong & kIn) != 0 ? Cause::kCollective : Cause::kLocalMemory;", "race_test", "CauseOf*:Attribution*"),
     Mutation("attribution: communication and reference are one cause", "src/race/attribution.cpp", "if (communication && reference) return Cause::kAmbiguous;", "if (communication && reference) return Cause::kCollective;", "race_test", "CauseOf*"),
@@ -126,6 +130,8 @@ MUTATIONS = [
     Mutation("training: a resumed run repeats its events", "src/train/trainer.cpp", "if (directory.events().lines() > state.event_lines) directory.events().rewind(state.event_lines);", "", "train_test", "Checkpoint*"),
     Mutation("diagnosis: exact relations get slack", "src/diagnose/observation.cpp", "return observed.ne(observation.expected.to(observed.scalar_type())).logical_and(both_nan.logical_not());", "return (observed - observation.expected).abs().gt(0.05 * observation.expected.abs()).logical_and(both_nan.logical_not());", "diagnose_test", "Observation*"),
     Mutation("diagnosis: classic's scores are not bounded", "src/diagnose/classic.cpp", "kLargestZ = 1e3;", "kLargestZ = 1e30;", "diagnose_test", "Classic*"),
+    Mutation("diagnosis: classic's gain is the probe divided by itself", "src/diagnose/classic.cpp", "deviation(runs.moved - runs.base) / deviation(runs.noise)", "deviation(runs.noise) / deviation(runs.noise)", "diagnose_test", "Classic*"),
+    Mutation("race: any number of ranks is exact", "src/race/config.cpp", "if (ranks > most_exact_ranks(config.dtype))", "if (false)", "race_test", "RaceConfig*"),
     Mutation("analysis: a share of next to nothing is told", "src/experiment/analysis.cpp", "if (control_loss.empty() || mean_of(values_of(control_loss)) < kLeastLoss) return nullptr;", "if (control_loss.empty()) return nullptr;", "experiment_test", "Analysis*"),
     Mutation("analysis: noise that did nothing had promised it", "src/experiment/arm_data.cpp", 'return !counts.empty() && !trial.evidence.contains("aqn") &&', "return !counts.empty() &&", "experiment_test", "Lesson34*"),
     Mutation("analysis: a promise excuses the other arm's noise", "src/experiment/arm_data.cpp", "(promised_invisible(one) && trained_plainly(other)) ||", "promised_invisible(one) ||", "experiment_test", "Lesson34*"),

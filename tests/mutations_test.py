@@ -20,7 +20,7 @@ def test_every_mutation_is_in_its_place():
 
 def test_every_module_is_broken_somewhere():
     modules = {mutation.file.split("/")[1] for mutation in MUTATIONS}
-    assert modules >= {"base", "record", "report", "numeric", "site", "tap", "race", "triage", "model", "task", "aqn", "train", "diagnose"}
+    assert modules >= {"base", "record", "report", "numeric", "site", "tap", "race", "triage", "model", "task", "lab", "aqn", "train", "diagnose"}
 
 
 @pytest.mark.parametrize(

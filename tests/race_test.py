@@ -44,6 +44,16 @@ def test_json_holds_the_evidence_of_every_rank():
     assert all(rank["step_seconds"]["count"] == 20 for rank in result["evidence"])  # lesson 54: verified iterations alone
 
 
+def test_every_rank_speaks_for_itself():
+    """Lesson 28: what happened to one rank is in its own evidence and in no other's."""
+    done = run("race", "--ranks", 3, "--json", *SMALL, "stop_on_first_corruption=false", "inject={target: all_gather, kind: bitflip, layer: 2, rank: 2, iteration: 3, element: 11, bit: 6}")
+    result = result_of(done)
+    assert done.returncode == 1 and [rank["rank"] for rank in result["evidence"]] == [0, 1, 2]
+    assert [rank["mismatches"]["count"] for rank in result["evidence"]] == [0, 0, 1]
+    assert [rank["deviations"]["count"] > 0 for rank in result["evidence"]] == [False, False, True]
+    assert len({json.dumps(rank["step_seconds"]) for rank in result["evidence"]}) == 3, "no rank's times are another's"
+
+
 def test_help_names_every_key_with_default_and_range():
     text = ok("race", "--help")
     for part in ["Run:", "Output:", "1 to 256", "timeout_seconds (60", "fsdp_shard_size (100000)", "dtype (bf16)", "inject ([])"]:
@@ -58,6 +68,17 @@ def test_lesson_54_times_are_of_verified_steps_alone():
         times = rank["step_seconds"]
         assert times["count"] == result["iterations"] == 5, "no warm-up among them"
         assert times["count"] * times["mean"] <= result["seconds"] and times["min"] > 0
+
+
+def test_lesson_54_a_long_warm_up_is_in_no_time():
+    """A hundred times as many steps of warming up as are verified: a total with them in it would be most of the run."""
+    begun = time.monotonic()
+    result = json.loads(launch("race", "--ranks", 2, "--json", *SMALL[:-2], "warmup_iterations=2000", "verify_iterations=20").stdout)
+    lasted = time.monotonic() - begun
+    for rank in result["evidence"]:
+        times = rank["step_seconds"]
+        assert times["count"] == 20 and 2020 * times["min"] < lasted, "or the warm-up was not run"
+        assert times["count"] * times["mean"] < 0.2 * result["seconds"], (times, result["seconds"])
 
 
 def test_the_selftest_prints_its_matrix():

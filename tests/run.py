@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Runs every test and ends with one line, `N passed, M failed[, K skipped]`; `./dev test` and .ci/run rely on it. Suites:
 each GoogleTest executable of the build folder, each tests/*_test.py under pytest, the format check, clang-tidy file by
-file. Results are read from the machine-readable reports, never from the text; a suite that crashes, times out or
-reports no test at all is a failure. Only failures print their output."""
+file, and last, if everything ran, whether the tests that docs/lessons.md names ran and passed. Results are read from the
+machine-readable reports, never from the text; a suite that crashes, times out or reports no test at all is a failure. Only
+failures print their output. What became of each test is in results.json of the build folder."""
 
 import argparse
 import concurrent.futures
@@ -18,6 +19,8 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
+import lessons
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TIMEOUT = 1800
 TAIL = 6000  # characters of a failed suite's output
@@ -31,14 +34,21 @@ class Suite:
     skipped: int = 0
     failures: list = dataclasses.field(default_factory=list)  # (test, text)
     skips: dict = dataclasses.field(default_factory=dict)  # reason -> tests
+    tests: list = dataclasses.field(default_factory=list)  # (test, "passed" | "failed" | "skipped", why)
     seconds: float = 0
+
+    def succeed(self, test):
+        self.passed += 1
+        self.tests.append((test, "passed", ""))
 
     def fail(self, test, text):
         self.failed += 1
+        self.tests.append((test, "failed", ""))
         self.failures.append((test, text.strip()))
 
     def skip(self, test, reason):
         self.skipped += 1
+        self.tests.append((test, "skipped", reason))
         self.skips.setdefault(reason, []).append(test)
 
 
@@ -76,7 +86,7 @@ def read_gtest(path, suite, reasons):
             elif test.get("result") == "SKIPPED":
                 suite.skip(name, reasons.get(name, "GTEST_SKIP"))
             elif test.get("result") == "COMPLETED":
-                suite.passed += 1
+                suite.succeed(name)
             else:  # DISABLED_ tests are not run
                 suite.skip(name, "not run")
 
@@ -104,7 +114,7 @@ def read_junit(path, suite):
         elif case.find("skipped") is not None:
             suite.skip(name, case.find("skipped").get("message") or "")
         else:
-            suite.passed += 1
+            suite.succeed(name)
 
 
 def run_pytest(file, python, environment):
@@ -138,7 +148,7 @@ def run_format_check(files, venv, environment):
         return suite
     code, output = run_command([str(tool), "--dry-run", "--Werror", *files], environment)
     if code == 0:
-        suite.passed += 1
+        suite.succeed("every source file is formatted")
     else:
         suite.fail("every source file is formatted", f"{output[:TAIL]}\nrun ./dev format")
     return suite
@@ -164,9 +174,24 @@ def run_tidy(files, build, venv, environment):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for file, (code, output) in zip(compiled, pool.map(check, compiled), strict=True):
             if code == 0:
-                suite.passed += 1
+                suite.succeed(file)
             else:
                 suite.fail(file, f"{how_it_ended(code)}\n{output[:TAIL]}")
+    return suite
+
+
+def check_lessons(tests):
+    """The tests that lessons name, by what the reports of all suites say of them."""
+    suite = Suite("lessons")
+    text = lessons.DOCUMENT.read_text(encoding="utf-8")
+    wrong, left_out = lessons.unproven(text, tests)
+    for name in sorted({name for _, _, _, named in lessons.read_rows(text) for name in named}):
+        if name in wrong:
+            suite.fail(name, wrong[name])
+        elif name in left_out:
+            suite.skip(name, left_out[name])
+        else:
+            suite.succeed(name)
     return suite
 
 
@@ -176,13 +201,14 @@ def arguments():
     parser.add_argument("--venv", type=pathlib.Path, default=pathlib.Path(sys.prefix))
     parser.add_argument("--format-check", default=None, metavar="FILES", help="space separated")
     parser.add_argument("--tidy", default=None, metavar="FILES", help="space separated")
+    parser.add_argument("--library", type=pathlib.Path, default=None, help="the library that Python loads, if not the build folder's")
     parser.add_argument("--cpp-only", action="store_true", help="GoogleTest executables alone")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="suites whose name holds this regular expression; may be repeated")
     return parser.parse_args()
 
 
-def suites(options, environment):
-    """-> (name, function) in the order in which they run: the quick ones first."""
+def suites(options, environment, tests):
+    """-> (name, function) in the order in which they run: the quick ones first. `tests` grows meanwhile."""
     python = options.venv / "bin" / "python"
     python = str(python) if python.exists() else sys.executable
     if options.format_check and options.format_check.split():
@@ -197,6 +223,10 @@ def suites(options, environment):
             yield file.name, lambda f=file: run_pytest(f, python, environment)
     if options.tidy and options.tidy.split():
         yield "clang-tidy", lambda: run_tidy(options.tidy.split(), options.build, options.venv, environment)
+
+
+    if not options.only and not options.cpp_only and lessons.DOCUMENT.exists():
+        yield "lessons", lambda: check_lessons(tests)
 
 
 def no_executables(build):
@@ -219,16 +249,19 @@ def main():
     options.build, options.venv = options.build.resolve(), options.venv.resolve()
     environment = {**os.environ, "FAULTLINE_BUILD": str(options.build), "OMP_WAIT_POLICY": "PASSIVE"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]))
-    if (options.build / "libfaultline.so").exists():
-        environment["FAULTLINE_LIBRARY"] = str(options.build / "libfaultline.so")
-    totals = [0, 0, 0]
-    for name, function in suites(options, environment):
+    library = (options.library or options.build / "libfaultline.so").resolve()
+    if library.exists():
+        environment["FAULTLINE_LIBRARY"] = str(library)
+    totals, tests = [0, 0, 0], []
+    for name, function in suites(options, environment, tests):
         if options.only and not any(re.search(pattern, name) for pattern in options.only):
             continue
         start = time.monotonic()
         suite = function()
         suite.seconds = time.monotonic() - start
         print_suite(suite)
+        tests += suite.tests
+        (options.build / "results.json").write_text(json.dumps([dict(zip(("test", "result", "why"), test, strict=True)) for test in tests], indent=1) + "\n", encoding="utf-8")
         totals = [total + count for total, count in zip(totals, (suite.passed, suite.failed, suite.skipped), strict=True)]
     passed, failed, skipped = totals
     if passed + failed + skipped == 0:

@@ -1,4 +1,4 @@
-"""Lessons about training and its evaluation (lessons 25, 30, 32, 35, 36, 58, 59), and what a trainer does with input that is
+"""Lessons about training and its evaluation (lessons 3, 25, 30, 32, 35, 36, 58, 59), and what a trainer does with input that is
 empty, torn, too long or without a spread. The task here has one answer to everything, so that a random model of two layers
 learns it in seconds and accuracies are not zero."""
 
@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 
@@ -114,6 +115,9 @@ def test_lesson_59_relative_noise_rescues_nothing_from_a_dead_zone_and_additive_
     relative, _ = rescued("relative_gaussian(strength=0.05)")
     additive, lost = rescued("absolute_gaussian(strength=0.25)")
     assert relative < 0.05 and additive > 0.1 and additive > 4 * relative and lost < additive
+    alive = faultline.apply(faultline.apply(x, "relative_gaussian(strength=0.05)", seed=3), zone) != 0
+    lifted, killed = (alive & dead).sum().item(), (~alive & ~dead).sum().item()
+    assert min(lifted, killed) > 1000 and abs(lifted - killed) < 0.2 * lifted, "it kills as many as it rescues"
     after = faultline.apply(faultline.apply(x, zone), "relative_gaussian(strength=0.5)", seed=3)
     assert (after[dead] == 0).all(), "behind the zone it revives nothing"
 
@@ -135,11 +139,78 @@ def test_lesson_30_both_sides_are_scored_alike(model, tmp_path):
     assert done["results"]["val-core/arithmetic/acc/mean@1"] == done["results"]["faultline/val-faulty/arithmetic/acc/mean@1"]
 
 
+def test_lesson_32_a_dry_run_says_all_that_an_arm_changes(tmp_path):
+    """An arm that changes two things says both; what it says is what its recipe differs in."""
+    command = ["run", ROOT / "recipes/experiments/noisy-ops.yaml", "--scale", "tiny", "--dry-run", "--out", tmp_path]
+    arms = succeeded(launch(*command, "--json", "--quiet"))["arms"]
+    done = launch(*command)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.strip().split(":", 1) for line in done.stdout.splitlines() if line.strip().split(":")[0] in arms)
+    assert set(said) == set(arms)
+    base = arms["e5"]  # changes nothing
+    assert said["e5"].strip() == ""
+    for arm, recipe in arms.items():
+        differs = {key for key in recipe.keys() | base.keys() if recipe.get(key) != base.get(key)}
+        named = {key for key in recipe.keys() | base.keys() if f"{key}=" in said[arm] or f"{key}." in said[arm] or f"~{key}" in said[arm]}
+        assert named == differs, arm
+
+
 def test_lesson_32_arms_differ_in_what_they_name_and_in_nothing_else(tmp_path):
     dry = succeeded(launch("run", ROOT / "recipes/experiments/noisy-ops.yaml", "--scale", "tiny", "--dry-run", "--json", "--quiet", "--out", tmp_path))
     control = dry["arms"]["e5"]
     differs = {arm: {key for key in recipe.keys() | control.keys() if recipe.get(key) != control.get(key)} for arm, recipe in dry["arms"].items()}
     assert differs == {"baseline": {"phases"}, "e5": set(), "e5a": {"aqn"}, "e5b": {"aqn"}, "e5c": {"faults"}, "e5d": {"aqn", "faults"}}
+
+
+BASE = {"schedule": "linear", "sigma_start": 0.02, "sigma_end": 0.01, "sigma_scale": "relative", "force": True}
+
+
+@pytest.fixture(scope="module")
+def noise_of(model, tmp_path_factory):
+    """The noise of a training's steps, as its weights had it, for an AQN section given in a recipe."""
+
+    def steps(**aqn):
+        section = "+aqn=" + json.dumps({**BASE, **aqn}).replace('"', "")
+        done = succeeded(launch("train", TINY, f"model={model}", "~train.sft", section, "--json", "--quiet", "--dtype", "fp32", "--out", tmp_path_factory.mktemp("noise")))
+        keys = [f"faultline/aqn/{name}" for name in ("sigma", "expected", "measured", "weights", "elements", "changed")]
+        return [[event["metrics"][key] for key in keys] for event in events(done["record"]) if event["kind"] == "step"]
+
+    return steps
+
+
+@pytest.fixture(scope="module")
+def plain(noise_of):
+    return noise_of()
+
+
+@pytest.mark.parametrize("field", [{"sigma_start": 0.03}, {"sigma_end": 0.005}, {"sigma_scale": "absolute"}, {"layers": 1}, {"layer_multipliers": [1, 2]}, {"layer_multipliers": [2, 1]}, {"schedule": "global_decay", "num_stages": 2}])
+def test_lesson_3_every_field_of_the_noise_goes_from_the_recipe_to_the_sampler(noise_of, plain, field):
+    found = noise_of(**field)
+    assert len(found) == len(plain) == 4
+    assert all(one != other for one, other in zip(found[1:3], plain[1:3], strict=True)), "the field was dropped on the way"
+
+
+def test_lesson_3_a_layer_whose_multiplier_is_0_is_left_alone(noise_of, plain):
+    for multipliers in ([1, 0], [0, 1]):
+        for one, other in zip(noise_of(layer_multipliers=multipliers), plain, strict=True):
+            assert other[5] - one[5] == 2 * tiny_folder.HIDDEN, "the two norms of that layer, every element"
+
+
+def test_lesson_35_nothing_after_any_of_the_end_tokens_is_scored(learnt, tmp_path):
+    """generation_config.json names several: an answer ends at whichever comes first, and neither it nor what would follow counts."""
+    texts = {}
+    for name, tokens in {"as trained": [2], "and a new line": [2, "\u010a"]}.items():
+        folder = tmp_path / name.replace(" ", "_")
+        shutil.copytree(learnt["model"], folder)
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [token if isinstance(token, int) else vocabulary[token] for token in tokens]}))
+        done = succeeded(launch("eval", "--model", folder, "--dtype", "fp32", "--limit", "8", "--shots", "0", "--max-new-tokens", "16", "--json", "--quiet", "--out", tmp_path / "runs"))
+        texts[name] = [event for event in events(done["record"]) if event["kind"] == "answer"]
+    said = [event["text"] for event in texts["as trained"] if event["extracted"]]
+    assert len(said) >= 4 and all("\n####" in text for text in said), "or the next lines show nothing"
+    cut = texts["and a new line"]
+    assert all(event["extracted"] == "" and event["reward"] == 0 and "\n" not in event["text"] for event in cut)
+    assert all(event["ended"] for event, whole in zip(cut, texts["as trained"], strict=True) if "\n" in whole["text"])
 
 
 def test_lesson_36_a_run_never_takes_the_place_of_another(model, tmp_path):

@@ -99,12 +99,8 @@ int run_program(const std::vector<std::string>& arguments, const fs::path& folde
   posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output.c_str(), kFlags, 0644);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, errors.c_str(), kFlags, 0644);
   pid_t child = -1;
-  std::vector<std::string> variables;
-  for (const auto& [name, value] : inherited_environment()) variables.push_back(fmt::format("{}={}", name, value));
-  std::vector<char*> environment;
-  for (std::string& variable : variables) environment.push_back(variable.data());
-  environment.push_back(nullptr);
-  const int failed = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers.data(), environment.data());
+  ChildEnvironment environment;
+  const int failed = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers.data(), environment.get());
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) throw RuntimeFailure(fmt::format("cannot start faultline: {}", std::strerror(failed)));
   std::streamoff shown = 0;

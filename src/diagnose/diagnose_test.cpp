@@ -1,6 +1,7 @@
 // Each detector finds what was planted and is silent on a clean machine; each kind is told from its picture.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -262,6 +263,24 @@ TEST(Classic, MeasuresAGainThatADeadZoneLowers) {
   probes[4].gain = 0.4;
   EXPECT_EQ(score_layers(probes)[4].kind, "deadzone");
   EXPECT_EQ(score_layers(probes)[3].score, 0);
+}
+
+// The same through the product: what a layer does to a small change of its input is measured, not assumed.
+TEST(Classic, FindsTheLayerWhoseDeadZoneSwallowsSmallChanges) {
+  const auto accused = [](const std::vector<std::string>& faults) {
+    Machine machine(at::kFloat, 12);
+    std::set<int64_t> layers;
+    for (const Candidate& candidate : machine.diagnose("classic", faults).candidates)
+      if (candidate.kind == "deadzone") layers.insert(candidate.layer);
+    return layers;
+  };
+  EXPECT_FALSE(accused({}).contains(6));
+  for (const double share : {0.25, 0.5})  // of the channels, in which nothing is left
+    EXPECT_TRUE(accused({fmt::format("deadzone(threshold=1, relative_to=none, extent.fraction={}, "
+                                     "extent.structure=channel) @ module=layer_output,layer=6",
+                                     share)})
+                    .contains(6))
+        << share;
 }
 
 // Lesson 41: a mask that is redrawn each call made a broken unit look like noise. Ours stays, and it is told so.

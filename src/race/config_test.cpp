@@ -1,7 +1,10 @@
 // The configuration: defaults as documented, one table of dtypes, and no field that does nothing.
 #include "race/config.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include "race/patterns.h"
 
 namespace faultline::race {
 namespace {
@@ -78,6 +81,18 @@ TEST(RaceConfig, RefusesARunThatCouldFindNothing) {
 }
 
 TEST(RaceConfig, RefusesRankCountsThatAreNotExact) {
+  for (const char* type : {"bf16", "fp16"}) {
+    const Config config = parsed(fmt::format("{{dtype: {}, mode: fsdp}}", type));
+    const int most = most_exact_ranks(config.dtype);
+    EXPECT_NO_THROW(check_ranks(config, most));
+    try {
+      check_ranks(config, most + 1);
+      ADD_FAILURE() << most + 1 << " ranks in " << type;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("are exact for at most"), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(most_exact_ranks(at::kBFloat16), 256);
   EXPECT_NO_THROW(check_ranks(parsed("{dtype: bf16, alltoall_tensor_size: 256}"), 256));
   EXPECT_THROW(check_ranks(parsed("{alltoall_tensor_size: 10}"), 4), UsageError);
   EXPECT_THROW(check_ranks(parsed("{mode: fsdp, consume_gathered: true, fsdp_shard_size: 10}"), 4), UsageError);

@@ -8,6 +8,7 @@
 //   it;
 //                           stop: SIGSTOP before it; enospc: this and all later writes fail; eio: this call fails
 //   FAULTLINE_CRASH_COUNT   a file that gets the number of calls when the process ends
+//   FAULTLINE_CRASH_STRUCK  a file that is there as soon as something has happened
 //
 // Trials and ranks that the process starts are left alone: they are other machines' business.
 #include <dlfcn.h>
@@ -74,6 +75,13 @@ bool below(int descriptor) {
   return below(path);
 }
 
+void strike() {
+  const char* file = getenv("FAULTLINE_CRASH_STRUCK");
+  if (file == nullptr) return;
+  const long out = syscall(SYS_openat, AT_FDCWD, file, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (out >= 0) syscall(SYS_close, out);
+}
+
 enum class Fate { kGoOn, kTorn, kFail };
 
 // Counts the call; may not return. kFail has set errno.
@@ -82,10 +90,12 @@ Fate fate_of(bool is_write) {
   if (at_call == 0 || number < at_call) return Fate::kGoOn;
   if (strcmp(how, "enospc") == 0) {
     if (!is_write) return Fate::kGoOn;
+    strike();
     errno = ENOSPC;
     return Fate::kFail;
   }
   if (number > at_call) return Fate::kGoOn;
+  strike();
   if (strcmp(how, "eio") == 0) {
     errno = EIO;
     return Fate::kFail;
