@@ -90,8 +90,8 @@ MUTATIONS = [
     Mutation("the seed is ignored", "src/tap/plan.cpp", "{settings_.seed, ", "{0, ", "tap_test"),
     # --- lab ----------------------------------------------------------------------------------------------------------------
     Mutation("self-check: A/A is skipped", "src/lab/injection.cpp", "if (!probe().equal(clean))", "if (false && !probe().equal(clean))", "lab_test", "SelfCheck*"),
-    Mutation("self-check: the canary is skipped", "src/lab/injection.cpp", "if (visible && in_phase && under(make_plan()).equal(clean))", "if (false && visible && in_phase)", "lab_test", "SelfCheck*"),
-    Mutation("self-check: an invisible fault needs a canary too", "src/lab/injection.cpp", "visible |= !rule.expect_invisible;", "visible = true;", "lab_test", "SelfCheck*"),
+    Mutation("self-check: the canary is skipped", "src/lab/injection.cpp", "if (visible && in_phase && under(std::make_shared<Plan>(std::move(awake), settings_)).equal(clean))", "if (false && visible && in_phase)", "lab_test", "SelfCheck*"),
+    Mutation("self-check: an invisible fault needs a canary too", "src/lab/injection.cpp", "visible |= !rules_[i].expect_invisible;", "visible = true;", "lab_test", "SelfCheck*"),
     # --- race and triage ----------------------------------------------------------------------------------------------------
     Mutation("attribution: a bad shard is the collective's", "src/race/attribution.cpp", "return (wrong & kIn) != 0 ? Cause::kLocalMemory : Cause::kCollective;", "return (wrong & kIn) != 0 ? Cause::kCollective : Cause::kLocalMemory;", "race_test", "CauseOf*:Attribution*"),
     Mutation("attribution: communication and reference are one cause", "src/race/attribution.cpp", "if (communication && reference) return Cause::kAmbiguous;", "if (communication && reference) return Cause::kCollective;", "race_test", "CauseOf*"),
@@ -121,7 +121,9 @@ MUTATIONS = [
     Mutation("reward: no answer is right where none is wanted", "src/task/reward.cpp", "return !found.empty() && found == answer ? 1.0 : 0.0;", "return found == answer ? 1.0 : 0.0;", "task_test", "Reward*"),
     # --- aqn, train, diagnose -----------------------------------------------------------------------------------------------
     Mutation("aqn: the step plays no part", "src/aqn/norm_noise.cpp", "mix64(mix64(seed, hash64(name)), static_cast<uint64_t>(step));", "mix64(mix64(seed, hash64(name)), 0 * static_cast<uint64_t>(step));", "aqn_test"),
-    Mutation("aqn: multipliers by layer are dropped", "src/aqn/norm_noise.cpp", "sigma * layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);", "sigma;", "aqn_test"),
+    Mutation("aqn: multipliers by layer are dropped", "src/aqn/norm_noise.cpp", "layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);", "1;", "aqn_test"),
+    Mutation("aqn: noise is measured before it is in place", "src/aqn/norm_noise.cpp", "kept_ = kept_ && carried_values().equal(carried_);", "", "aqn_test"),
+    Mutation("aqn: the strongest step ignores the layers", "src/aqn/norm_noise.cpp", "strongest = energy(total_steps - 1) > energy(0) ? total_steps - 1 : 0;", "strongest = 0;", "aqn_test"),
     Mutation("aqn: the clean weights do not come back", "src/aqn/norm_noise.cpp", "*targets_[i].weight = clean_[i];", "(void)clean_[i];", "aqn_test"),
     Mutation("aqn: nothing matched is fine", "src/aqn/norm_noise.cpp", "if (chosen.empty()) throw UsageError(", "if (false) throw UsageError(", "aqn_test"),
     Mutation("checkpoints: a torn one is loaded", "src/train/checkpoint.cpp", "if (hash_of(file) != stored.tensors)", "if (false)", "train_test", "Checkpoint*"),
