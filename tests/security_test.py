@@ -501,7 +501,7 @@ def test_a_damaged_store_of_a_campaign_is_a_sentence(model, tmp_path):
     assert done.returncode == 0, done.stderr
     record = {"cell": "a", "index": 0, "seed": "1", "status": "pass", "started": 0, "finished": 1, "fingerprint": "f", "evidence": {}}
     for outcome in ({"self": 5}, {"self": None}, {"self": {"changed": "x"}}, {"inactive": "x"}, {"self": {"found": True, "kind": 7}}, {"planted_kind": 5, "self": {}}):
-        edit(store, "update trial set outcome = ?", json.dumps(outcome))
+        edit(store, "update trial set cell = 'a' || id, outcome = ?", json.dumps(outcome))
         (tmp_path / "r.jsonl").write_text(json.dumps({**record, "outcome": outcome}) + "\n")
         for file in (store, tmp_path / "r.jsonl"):
             done = launch("diagnose", "--summarise", file)
