@@ -85,7 +85,7 @@ void Experiment::check_merge(const std::vector<MergeSource>& others) const {
   std::set<std::pair<std::string, int64_t>> known;  // of the folders before
   for (const MergeSource& other : others) {
     check_plan_of(other);
-    CampaignStore their_store(other.folder / "campaign.sqlite");
+    CampaignStore their_store(other.folder / "campaign.sqlite", StoreUse::kRead);
     their_store.for_each([&](Trial&& trial) {
       for (const std::string& sentence : {misshapen(trial), foreign(trial)})
         if (!sentence.empty()) refuse(other, sentence, folder_);
@@ -107,7 +107,7 @@ void Experiment::check_merge(const std::vector<MergeSource>& others) const {
 }
 
 int64_t Experiment::take(const MergeSource& other) {
-  CampaignStore store(folder_ / "campaign.sqlite"), their_store(other.folder / "campaign.sqlite");
+  CampaignStore store(folder_ / "campaign.sqlite"), their_store(other.folder / "campaign.sqlite", StoreUse::kRead);
   const std::vector<TrialKey> repeated = tried_again(store, their_store);
   const std::vector<Trial> trials = new_trials(store, their_store, repeated);
   store.set_errors_aside(repeated);
