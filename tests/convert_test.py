@@ -98,3 +98,8 @@ def test_the_known_keys_are_listed():
     keys = {entry["key"]: entry["becomes"] for entry in as_json("convert", "--keys")}
     assert len(keys) == 35 and keys["trainer.hw_error_injection.error_scale"] == "what.strength"
     assert "trainer.noise_injection.num_stages" in ok("convert", "--keys")
+
+
+@pytest.mark.parametrize("key", ["-=x", "+=x", "--=1"])
+def test_a_setting_without_a_name_is_refused(key):
+    assert "names no setting" in refused(64, "convert", "--", key)

@@ -1,6 +1,7 @@
 // Fuzzes the GGUF container and its blocks. The first byte chooses: the bytes as a file, or as a file whose counts of
 // keys and tensors are repaired from them (random bytes seldom have a sound start). Every tensor that the parser lets
-// through is dequantised whole, from memory without anything after it, so that one byte too far is a finding.
+// through is dequantised whole, from memory without anything after it, so that one byte too far is a finding. What is
+// sound goes on into the readers of its keys: the model's configuration and the tokenizer, which encodes a text.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -9,9 +10,14 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fuzz_folder.h"
 #include "base/fuzz_target.h"
+#include "model/config.h"
+#include "model/gguf.h"
 #include "model/gguf_blocks.h"
 #include "model/gguf_parser.h"
+#include "model/tokenizer.h"
+#include "model/tokenizer_gguf.h"
 
 namespace {
 
@@ -36,6 +42,20 @@ void check(const std::vector<std::byte>& file) {
   }
 }
 
+void check_config_of(const std::vector<std::byte>& file) {
+  static const FuzzFolder folder;
+  const GgufFile gguf(folder.write("fuzz.gguf", {reinterpret_cast<const char*>(file.data()), file.size()}));
+  const ModelConfig config = read_config(gguf);
+  check_config(config, "fuzz");
+  require(to_config_json(read_config(to_config_json(config), "again")) == to_config_json(config));
+}
+
+void check_tokenizer_of(const std::vector<std::byte>& file) {
+  const Tokenizer tokenizer = Tokenizer::from_spec(read_tokenizer_values(parse_gguf(file, "fuzz").values, "fuzz"));
+  const std::string text = tokenizer.decode(tokenizer.encode("A 12 b\n"));
+  (void)tokenizer.encode(text);
+}
+
 }  // namespace
 
 FAULTLINE_FUZZ_TARGET(gguf_fuzz)(const std::uint8_t* data, std::size_t size) {
@@ -51,9 +71,12 @@ FAULTLINE_FUZZ_TARGET(gguf_fuzz)(const std::uint8_t* data, std::size_t size) {
     file.insert(file.end(), bytes + 3, bytes + size);
   }
   file.shrink_to_fit();
-  try {
-    check(file);
-  } catch (const Error&) {
+  for (void (*step)(const std::vector<std::byte>&) : {check, check_config_of, check_tokenizer_of}) {
+    try {
+      step(file);
+    } catch (const Error&) {
+      if (step == check) return 0;
+    }
   }
   return 0;
 }

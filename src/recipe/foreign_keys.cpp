@@ -151,7 +151,9 @@ const ForeignKey* known_key(const ForeignSetting& setting) {
     if (spelling(key.name) == wanted) return &key;
     names.emplace_back(key.name);
   }
-  const std::string plain = setting.key.substr(setting.key.find_first_not_of("+-"));
+  const std::size_t begin = setting.key.find_first_not_of("+-");
+  if (begin == std::string::npos) throw UsageError(fmt::format("'{}' names no setting", setting.key));
+  const std::string plain = setting.key.substr(begin);
   const std::size_t dot = plain.find('.');
   const std::string group = plain.substr(0, dot);
   const bool is_verls = std::find(kVerlGroups.begin(), kVerlGroups.end(), group) != kVerlGroups.end();

@@ -1,7 +1,9 @@
 // Fuzzes everything that reads a record's bytes. The first byte chooses: the event log as it is; the event log with
 // each line's number and checksum repaired, because random bytes never pass the checksum; JSON text (which is all that
-// a trial's outcome and evidence are) through a written event and back; a whole-file document. Refusing is fine,
-// anything but a RuntimeFailure is a finding, and so is a scan that depends on how the bytes were cut into pieces.
+// a trial's outcome and evidence are) through a written event and back; a whole-file document, as it is or with its
+// kind, version, hash and seal repaired, so that what reads a run's documents behind the seal is reached. Refusing is
+// fine, anything but a RuntimeFailure is a finding, and so is a scan that depends on how the bytes were cut into
+// pieces.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -12,10 +14,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fuzz_folder.h"
 #include "base/fuzz_target.h"
 #include "record/crc32c.h"
 #include "record/document.h"
 #include "record/jsonl.h"
+#include "record/run_directory.h"
 
 namespace faultline {
 namespace {
@@ -74,6 +78,39 @@ void check_round_trip(std::string_view text) {
   require(once.events[0] == to_json_text({{"n", 0}, {"v", 1}, {"value", value}}));
 }
 
+// The body as a sound document of that kind, if it is an object; a manifest's hash is that of its recipe.
+std::string sealed(std::string_view text, const std::string& kind) {
+  Json document = parse_json_text(text, "fuzz");
+  if (!document.is_object()) throw RuntimeFailure("no object");
+  if (kind == "manifest" && document.contains("recipe")) document["hash"] = json_hash(document["recipe"]);
+  document["kind"] = kind;
+  document["version"] = kDocumentVersion;
+  document.erase("seal");
+  document["seal"] = json_hash(document);
+  return to_json_text(document);
+}
+
+// A run's manifest, and behind a zero byte its summary or ledger.
+void check_run(std::string_view text) {
+  static const FuzzFolder folder;
+  const size_t end = text.find('\0');
+  const std::string_view rest = end == std::string_view::npos ? "" : text.substr(end + 1);
+  folder.write("manifest.json", sealed(text.substr(0, end), "manifest"));
+  for (const char* kind : {"summary", "ledger"}) {
+    const std::string name = std::string(kind) + ".json";
+    if (rest.empty()) {
+      folder.remove(name);
+    } else {
+      folder.write(name, sealed(rest, kind));
+    }
+  }
+  const RunRecord record = read_run(folder.path());
+  require(record.manifest.hash() == json_hash(record.manifest.recipe));
+  require(record.summary.has_value() == !rest.empty() && record.ledger.has_value() == !rest.empty());
+  write_manifest(folder.path() / "again.json", record.manifest);
+  require(read_manifest(folder.path() / "again.json").hash() == record.manifest.hash());
+}
+
 }  // namespace
 }  // namespace faultline
 
@@ -86,7 +123,13 @@ FAULTLINE_FUZZ_TARGET(jsonl_fuzz)(const uint8_t* data, size_t size) {
       case 0: check_scan(rest); break;
       case 1: check_scan(repaired(rest)); break;
       case 2: check_round_trip(rest); break;
-      case 3: parse_document(rest, "manifest", "fuzz"); break;
+      case 3:
+        if (data[0] < 128) {
+          parse_document(rest, "manifest", "fuzz");
+        } else {
+          check_run(rest);
+        }
+        break;
     }
   } catch (const RuntimeFailure&) {
   }

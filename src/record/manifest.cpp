@@ -55,6 +55,10 @@ Manifest read_manifest(const std::filesystem::path& path) {
   manifest.device = field(document, "device", Type::object, path);
   manifest.plan = field(document, "plan", Type::array, path);
   manifest.keyed_by = field(document, "keyed_by", Type::string, path).get<std::string>();
+  if (manifest.keyed_by != "row" && manifest.keyed_by != "element") {
+    throw RuntimeFailure(fmt::format("{}: keyed_by: wanted row or element, found {}", path.string(),
+                                     to_json_text(document["keyed_by"])));
+  }
   manifest.created = field(document, "created", Type::number_float, path).get<double>();
   if (field(document, "hash", Type::string, path) != manifest.hash()) {
     throw RuntimeFailure(fmt::format("{}: hash: wanted {} for the recipe it holds, found {}", path.string(),
