@@ -29,7 +29,7 @@ KILLS = -(-int(os.environ.get("FAULTLINE_KILLS", "15")) // COMMANDS)  # of each
 SEED = int(os.environ.get("FAULTLINE_CRASH_SEED", "1"))
 ACCOUNT = PROGRAM.parent / "crash.json"
 TIMES = {"times", "seconds", "step_seconds", "slow", "started", "finished", "crc", "seal", "created", "timing_s/step", "overhead", "run", "noise_seconds", "noise_seconds_a_step"}
-HISTORY = {"parts", "faultline/layer_error"}  # in how many parts a run was made; means that a resumed run begins anew
+HISTORY = {"parts"}  # in how many parts a run was made
 
 
 @pytest.fixture(scope="module", autouse=True)
