@@ -53,7 +53,7 @@ constexpr const char* kReinforced =
     "train: {algorithm: grpo, steps: 3, prompts: 4, n: 4, lr: 1.0e-5, max_new_tokens: 40, slots: 16, "
     "validation_problems: 0, checkpoint_every: 0}\n";
 constexpr const char* kNoise =
-    "aqn: {{schedule: linear, sigma_start: 0.05, sigma_end: 0.005, sigma_scale: relative, layers: {}}}\n";
+    "aqn: {{schedule: linear, sigma_start: 0.05, sigma_end: 0.005, sigma_scale: relative, layers: {}, force: true}}\n";
 
 struct Trained {
   std::string folder;  // of its record, below the demo's

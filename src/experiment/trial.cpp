@@ -146,7 +146,7 @@ Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const Training
     run.reset();  // its plan and noise end here; the model stays trained
     judge_final_model(loaded, request, spec, trial, complaints);
     trial.status = complaints.empty() ? TrialStatus::kPass : TrialStatus::kError;
-    if (!complaints.empty()) trial.outcome["complaints"] = complaints;
+    if (!complaints.empty()) trial.outcome = {{"complaints", complaints}};  // no numbers without proof
   } catch (const NonFiniteError& error) {  // a run that died is a finding, not an accident
     trial.status = TrialStatus::kFail;
     trial.outcome = {{"reason", error.what()}};

@@ -30,10 +30,18 @@ std::string complaint(const std::string& fault) {
 TEST(SelfCheck, PassesASoundFault) { EXPECT_EQ(complaint("relative_gaussian(strength=0.05) @ operator=matmul"), ""); }
 
 TEST(SelfCheck, TheCanaryDiesWhereTheArmedPlanChangesNothing) {
-  const std::string late = "lifetime.kind=window, lifetime.from=5, lifetime.to=9";
-  EXPECT_NE(complaint("relative_gaussian(strength=0.05, " + late + ") @ operator=matmul").find("canary: "),
-            std::string::npos);
-  EXPECT_EQ(complaint("relative_gaussian(strength=0.05, rule.expect=invisible, " + late + ") @ operator=matmul"), "");
+  const std::string small = "deadzone(threshold=1e-30, relative_to=none";
+  EXPECT_NE(complaint(small + ") @ operator=matmul").find("canary: "), std::string::npos);
+  EXPECT_EQ(complaint(small + ", rule.expect=invisible) @ operator=matmul"), "");
+}
+
+TEST(SelfCheck, AFaultThatRestsAtFirstIsNoCanaryThatDied) {
+  EXPECT_EQ(complaint("relative_gaussian(strength=0.05, lifetime.kind=window, lifetime.from=5, lifetime.to=9) @ "
+                      "operator=matmul"),
+            "");
+  EXPECT_EQ(complaint("relative_gaussian(strength=0.05, lifetime.kind=transient, lifetime.probability=1e-6) @ "
+                      "operator=matmul"),
+            "");
 }
 
 // Noise of another plan, drawn call by call, stands for a machine that does not repeat itself.
