@@ -18,6 +18,12 @@ namespace {
 
 constexpr double kSmallestStrengthShare = 0.5, kLargestStrengthShare = 2;  // of measured to expected, for few elements
 
+at::Tensor joined_on_cpu(const std::vector<at::Tensor>& weights) {
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& weight : weights) values.push_back(weight.detach().reshape(-1));
+  return at::cat(values).cpu();
+}
+
 bool is_in(const std::vector<LayerRange>& layers, int64_t layer) {
   if (layers.empty()) return true;
   return std::any_of(layers.begin(), layers.end(),
@@ -149,17 +155,10 @@ void NormNoise::check_weakest(const NoiseTarget& target) const {
 
 NormNoise::~NormNoise() { restore(); }
 
-at::Tensor NormNoise::clean_values() const {
-  std::vector<at::Tensor> values;
-  for (std::size_t i = 0; i < targets_.size(); ++i)
-    values.push_back((active_ ? clean_[i] : *targets_[i].weight).detach().reshape(-1));
-  return at::cat(values).cpu();
-}
-
 at::Tensor NormNoise::carried_values() const {
-  std::vector<at::Tensor> values;
-  for (const NoiseTarget& target : targets_) values.push_back(target.weight->detach().reshape(-1));
-  return at::cat(values).cpu();
+  std::vector<at::Tensor> weights;
+  for (const NoiseTarget& target : targets_) weights.push_back(*target.weight);
+  return joined_on_cpu(weights);
 }
 
 // Note [Graphs read copies]: a decode step captured under a guard reads the copies' memory for ever. Were the clean
@@ -168,7 +167,7 @@ at::Tensor NormNoise::carried_values() const {
 std::shared_ptr<void> NormNoise::apply(int64_t step) {
   FL_ASSERT(!active_);
   const at::NoGradGuard no_gradients;
-  before_ = clean_values();
+  before_ = carried_values();  // clean still
   clean_.clear();
   std::vector<at::Tensor> scales;  // of the deviates
   int64_t first = 0;
@@ -211,7 +210,7 @@ void NormNoise::measure(int64_t step, const std::vector<at::Tensor>& scales) {
 // not assumed, and so is whether the noise was there to the end.
 void NormNoise::restore() {
   if (!active_) return;
-  intact_ = intact_ && clean_values().equal(before_);
+  intact_ = intact_ && joined_on_cpu(clean_).equal(before_);
   kept_ = kept_ && carried_values().equal(carried_);
   for (std::size_t i = 0; i < targets_.size(); ++i) *targets_[i].weight = clean_[i];
   clean_.clear();

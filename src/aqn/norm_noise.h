@@ -99,8 +99,7 @@ class NormNoise {
   double strength_of(const NoiseTarget& target, int64_t step) const;
   void check_weakest(const NoiseTarget& target) const;
   void measure(int64_t step, const std::vector<at::Tensor>& scales);  // into last_
-  at::Tensor clean_values() const;                                    // (elements) fp32 on the CPU, of all targets
-  at::Tensor carried_values() const;                                  // the same of what the model has in their places
+  at::Tensor carried_values() const;  // (elements) fp32 on the CPU: what the model has now
 
   AqnSpec spec_;
   std::vector<NoiseTarget> targets_;

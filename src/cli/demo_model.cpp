@@ -13,6 +13,7 @@
 #include "diagnose/examination.h"
 #include "lab/evaluation.h"
 #include "record/atomic_file.h"
+#include "site/phase_guard.h"
 #include "tap/operators.h"
 
 namespace faultline::cli {

@@ -11,6 +11,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "lab/injection.h"
+#include "site/phase_guard.h"
 #include "task/evaluate.h"
 
 namespace faultline::cli {

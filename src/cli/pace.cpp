@@ -56,7 +56,8 @@ void add_pace_options(CLI::App& command, Pace& pace, const char* group) {
   add_executor_option(command, pace.executor, group);
   command
       .add_option("--time-limit", pace.time_limit,
-                  "begin no trial later than this (90, 10m, 1h30m), and go on next time; 0: none")
+                  "begin no trial later than this (90, 10m, 1h30m), nor a training that would end later "
+                  "if it took as long as the longest so far; go on next time; 0: none")
       ->group(group)
       ->type_name("DURATION")
       ->capture_default_str();

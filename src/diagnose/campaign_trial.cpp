@@ -14,6 +14,7 @@
 #include "model/weights_fingerprint.h"
 #include "record/clock.h"
 #include "record/manifest.h"
+#include "site/phase_guard.h"
 #include "task/task.h"
 
 namespace faultline {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "diagnose/recorder.h"
 #include "lab/injection.h"
+#include "site/phase_guard.h"
 #include "tap/operators.h"
 
 namespace faultline {

@@ -13,6 +13,7 @@
 #include "lab/injection.h"
 #include "numeric/apply.h"
 #include "numeric/evidence.h"
+#include "site/phase_guard.h"
 
 namespace faultline {
 namespace {

@@ -10,6 +10,7 @@
 
 #include "diagnose/accusations.h"
 #include "lab/injection.h"
+#include "site/phase_guard.h"
 
 namespace faultline {
 

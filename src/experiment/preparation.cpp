@@ -11,6 +11,7 @@
 #include "experiment/start.h"
 #include "experiment/trial.h"
 #include "record/document.h"
+#include "site/phase_guard.h"
 #include "task/evaluate.h"
 
 namespace faultline {

@@ -6,6 +6,7 @@
 #include <map>
 #include <tuple>
 
+#include "site/phase_guard.h"
 #include "train/step.h"
 
 namespace faultline {
@@ -71,14 +72,14 @@ Censuses take_training_censuses(const CausalLm& model, const std::vector<CausalL
   const PartialLoss loss = probe_loss(stage, tokens, model.device());
   append_apart(all, [&](int64_t pieces) {
     for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = at::Tensor();
-    const PhaseScope phase(Phase::kActorForward);
+    const PhaseGuard phase(Phase::kActorForward);
     backward_tokens(model, batch, stage.sampling.temperature, loss, tokens / pieces);
   });
   for (const CausalLm::Parameter& parameter : trained) parameter.tensor->mutable_grad() = at::Tensor();
   const auto scored = [&](Phase phase) {
     Censuses censuses;
     append_apart(censuses, [&](int64_t pieces) {
-      const PhaseScope scope(phase);
+      const PhaseGuard scope(phase);
       score_tokens(model, batch, stage.sampling.temperature, tokens / pieces);
     });
     return censuses;

@@ -7,6 +7,7 @@
 #include "aqn/activation_noise.h"
 #include "base/error.h"
 #include "experiment/training_state.h"
+#include "site/phase_guard.h"
 #include "train/step.h"
 
 namespace faultline {
@@ -43,7 +44,7 @@ int64_t TrainingRun::State::noisiest_step() const {
 
 double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, int64_t step) {
   if (noise) {
-    const PhaseScope phase(Phase::kEval);
+    const PhaseGuard phase(Phase::kEval);
     const std::shared_ptr<void> guard = noise->apply(step);
     const double share = accuracy(some);
     noise->check();
@@ -53,7 +54,7 @@ double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, i
   settings.seed = spec.seed;
   settings.total_steps = last_stage().steps;
   Injection alone({noise_rule(*spec.aqn)}, settings, *loaded.model, Phase::kRollout, injection->censuses());
-  const PhaseScope phase(Phase::kRollout);
+  const PhaseGuard phase(Phase::kRollout);
   alone.plan().begin_step(step);
   alone.arm();
   const double share = accuracy(some);
@@ -77,7 +78,7 @@ void TrainingRun::State::check_noise() {
   if (injection) injection->disarm();
   double clean = 0;
   {
-    const PhaseScope phase(Phase::kEval);
+    const PhaseGuard phase(Phase::kEval);
     clean = accuracy(some);
   }
   const double noisy_share = accuracy_under_noise(some, strongest);

@@ -11,6 +11,7 @@
 #include "experiment/run_evidence.h"
 #include "record/clock.h"
 #include "record/document.h"
+#include "site/phase_guard.h"
 #include "task/evaluate.h"
 
 namespace faultline {

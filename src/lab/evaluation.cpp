@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/stats.h"
+#include "site/phase_guard.h"
 
 namespace faultline {
 namespace {

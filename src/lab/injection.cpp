@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "lab/countable.h"
 #include "site/forward.h"
+#include "site/phase_guard.h"
 #include "tap/boundary.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"

@@ -56,16 +56,4 @@ class Injection {
   bool armed_ = false;
 };
 
-// Names the phase of what runs inside.
-class PhaseGuard {
- public:
-  explicit PhaseGuard(Phase phase) : before_(get_phase()) { set_phase(phase); }
-  ~PhaseGuard() { set_phase(before_); }
-  PhaseGuard(const PhaseGuard&) = delete;
-  PhaseGuard& operator=(const PhaseGuard&) = delete;
-
- private:
-  std::optional<Phase> before_;
-};
-
 }  // namespace faultline

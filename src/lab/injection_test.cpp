@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "lab/countable.h"
 #include "model/generate.h"
+#include "site/phase_guard.h"
 
 namespace faultline {
 namespace {

@@ -44,16 +44,4 @@ struct BackwardResult {
 BackwardResult backward_tokens(const CausalLm& model, const SequenceBatch& batch, double temperature,
                                const PartialLoss& loss, int64_t positions = 0);
 
-// Names the phase of what runs inside.
-class PhaseScope {
- public:
-  explicit PhaseScope(Phase phase) : before_(get_phase()) { set_phase(phase); }
-  ~PhaseScope() { set_phase(before_); }
-  PhaseScope(const PhaseScope&) = delete;
-  PhaseScope& operator=(const PhaseScope&) = delete;
-
- private:
-  std::optional<Phase> before_;
-};
-
 }  // namespace faultline

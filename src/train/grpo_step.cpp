@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "site/phase_guard.h"
 #include "train/rollout.h"
 
 namespace faultline {
@@ -93,7 +94,7 @@ Batch make_learning_batch(const StepContext& context, const Rollout& rollout, co
 }
 
 at::Tensor score_all(const StepContext& context, const Batch& batch, Phase phase) {
-  const PhaseScope scope(phase);
+  const PhaseGuard scope(phase);
   std::vector<at::Tensor> scores;
   for (const SequenceBatch& micro : batch.micro)
     scores.push_back(score_tokens(context.model, micro, context.stage.sampling.temperature).log_probabilities);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "site/phase_guard.h"
+
 namespace faultline {
 namespace {
 
@@ -64,7 +66,7 @@ Rollout sample(StepContext& context) {
     }
   }
   {
-    const PhaseScope phase(Phase::kRollout);
+    const PhaseGuard phase(Phase::kRollout);
     const std::shared_ptr<void> guard = context.hooks.rollout ? context.hooks.rollout(context.position) : nullptr;
     rollout.completions = complete(context, requests);
   }

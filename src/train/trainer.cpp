@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "site/phase_guard.h"
 #include "train/checkpoint.h"
 #include "train/step.h"
 
@@ -220,7 +221,7 @@ void Trainer::State::check_finite() {
 
 void Trainer::State::validate(Json& metrics) {
   if (!hooks.validate) return;
-  const PhaseScope phase(Phase::kEval);
+  const PhaseGuard phase(Phase::kEval);
   last_validation = hooks.validate(now, /*faulty=*/false);
   if (hooks.faulty_validation) last_validation.update(hooks.validate(now, /*faulty=*/true));
   metrics.update(last_validation);

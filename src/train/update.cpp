@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "site/phase_guard.h"
 #include "train/non_finite.h"
 #include "train/step.h"
 
@@ -39,7 +40,7 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
     begin_part(context, static_cast<int64_t>(first_part + i));
     BackwardResult result;
     {
-      const PhaseScope phase(Phase::kActorForward);  // the sums below are the trainer's own arithmetic
+      const PhaseGuard phase(Phase::kActorForward);  // the sums below are the trainer's own arithmetic
       result = backward_tokens(context.model, batches[i], context.stage.sampling.temperature,
                                [&](const at::Tensor& now, int64_t first) { return loss(i, now, first); });
     }
