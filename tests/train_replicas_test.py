@@ -76,6 +76,12 @@ def test_all_ranks_make_the_same_update(both):
             assert own == {key: value for key, value in theirs.items() if not key.startswith("faultline/layer")}
 
 
+def test_the_end_says_how_many_processes_trained_and_what_carried_their_gradients(both):
+    alone, first, _ = both
+    assert (alone["processes"], alone["exchange"]) == (1, None)
+    assert (first["processes"], first["exchange"]) == (2, "gloo")
+
+
 def test_the_evidence_is_of_all_ranks(both):
     alone, first, _ = both
     (one, two) = (done["joined"]["faults"] for done in (alone, first))

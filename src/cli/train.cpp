@@ -148,7 +148,7 @@ struct StepCosts {  // of the GRPO steps
 };
 
 void show(const TrainingOutcome& outcome, const std::string& directory, const std::string& saved,
-          const StepCosts& costs, const Globals& globals) {
+          const StepCosts& costs, const TrainingJob& job, const Globals& globals) {
   if (globals.json) {
     print_json({{"command", "train"},
                 {"results", outcome.results},
@@ -156,6 +156,8 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
                 {"evidence", outcome.proof ? outcome.proof->report : OrderedJson()},
                 {"complaints", outcome.complaints},
                 {"joined", outcome.evidence},
+                {"processes", job.replicas.ranks},
+                {"exchange", job.exchange.empty() ? OrderedJson() : OrderedJson(job.exchange)},
                 {"record", directory},
                 {"model", saved.empty() ? OrderedJson() : OrderedJson(saved)}});
     return;
@@ -165,6 +167,9 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
   print(table(rows));
   for (const std::string& line : outcome.log) print(line + "\n");
   print("\n" + costs.text() + "\n");
+  if (!job.replicas.alone())
+    print(
+        fmt::format("{} processes, gradients over {}\n", job.replicas.ranks, job.exchange == "nccl" ? "NCCL" : "Gloo"));
   print(fmt::format("record: {}\n", directory));
   if (!saved.empty()) print(fmt::format("model: {}\n", saved));
 }
@@ -186,7 +191,7 @@ ExitCode train(Options options, const Globals& given) {
   const Node recipe = options.resume.empty() ? load(options) : load_resumed(options);
   TrainingSpec spec = read_training(recipe, read_rules(recipe));
   options.model = recipe.at("model").as_string();
-  const TrainingJob job = join_training(spec, recipe, !options.resume.empty());
+  const TrainingJob job = join_training(spec, recipe, !options.resume.empty(), given.device);
   const Globals globals = job.globals_of(given);
   if (!job.replicas.is_first()) spec.train.save_model = false;
   LoadedModel loaded = open_model(options, globals);
@@ -222,7 +227,7 @@ ExitCode train(Options options, const Globals& given) {
     merge_lora(*loaded.model);
     if (!std::filesystem::exists(saved)) write_model_folder(*loaded.model, loaded.path, saved);  // finished before
   }
-  if (job.replicas.rank == 0) show(outcome, directory.path().string(), saved, costs, globals);
+  if (job.replicas.rank == 0) show(outcome, directory.path().string(), saved, costs, job, globals);
   if (!outcome.complaints.empty()) throw EvidenceError("evidence missing: " + joined(outcome.complaints, "; "));
   return ExitCode::kOk;
 }

@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "model/weights_fingerprint.h"
 #include "race/gloo_backend.h"
+#include "race/nccl_backend.h"
 #include "race/run_processes.h"
 
 namespace faultline::cli {
@@ -24,13 +25,33 @@ constexpr auto kStepTimeout = std::chrono::minutes(60);  // the slowest rank's s
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
-// Gloo works on the CPU's memory; what lies on a GPU is copied there.
+// `own` lies where the backend reaches it: in the CPU's memory for Gloo, on this rank's GPU for NCCL.
 at::Tensor gather(const Backend& backend, int64_t ranks, const at::Tensor& own) {
-  std::vector<at::Tensor> input = {own.detach().cpu().contiguous()};
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int64_t rank = 0; rank < ranks; ++rank) outputs[0].push_back(at::empty_like(input[0]));
-  backend->allgather(outputs, input, {})->wait();
-  return at::stack(outputs[0]);
+  at::Tensor input = own.detach().reshape(-1).contiguous();
+  at::Tensor all = at::empty({ranks * input.numel()}, input.options());
+  if (input.numel() > 0) backend->_allgather_base(all, input)->wait();
+  std::vector<int64_t> shape = own.sizes().vec();
+  shape.insert(shape.begin(), ranks);
+  return all.view(shape);
+}
+
+// Whether this rank has a GPU that no other rank has, and NCCL.
+bool can_use_nccl(const race::Membership& membership, const std::string& device) {
+  if (device != "cuda" || !membership.local_rank) return false;
+  // A rank that is gone must end the others: torch's own watch stays on, unlike in a race, which has one of its own.
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", 0);
+  ::setenv("TORCH_NCCL_ENABLE_MONITORING", "1", 0);
+  if (membership.on_loopback()) ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);  // all ranks are here; NCCL prefers others
+  try {
+    race::load_nccl();
+  } catch (const UsageError&) {  // not built, or not for this torch
+    return false;
+  }
+  return *membership.local_rank < race::count_gpus();
+}
+
+bool all_agree(const Replicas& replicas, bool own) {
+  return replicas.gather(at::full({}, own ? 1 : 0, at::kLong)).min().item<int64_t>() == 1;
 }
 
 void check_shards(const TrainingSpec& spec, int64_t ranks) {
@@ -75,21 +96,26 @@ void add_complaints_of_others(const Replicas& replicas, std::vector<std::string>
       complaints.push_back(fmt::format("rank {} cannot prove its part; its own record says why", rank));
 }
 
-TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes) {
+TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes, const std::string& device) {
   const auto membership = race::membership_from_environment();
   if (!membership || membership->ranks == 1) return {};
   check_shards(spec, membership->ranks);
   if (resumes)
     throw UsageError("--resume: a run of several processes is resumed by one, which computes the same shards");
   const auto store = race::open_store(*membership, kJoinSeconds);
-  const Backend backend =
-      race::make_gloo(store, "train", membership->rank, membership->ranks, kStepTimeout, membership->on_loopback());
+  const int rank = membership->rank, ranks = membership->ranks;
+  const Backend gloo = race::make_gloo(store, "train", rank, ranks, kStepTimeout, membership->on_loopback());
   TrainingJob job;
-  job.replicas = {
-      membership->rank, membership->ranks,
-      [backend, store, ranks = membership->ranks](const at::Tensor& own) { return gather(backend, ranks, own); }};
-  if (const char* local = std::getenv("LOCAL_RANK")) job.device = fmt::format("cuda:{}", local);
+  job.replicas = {rank, ranks, [store, gloo, ranks](const at::Tensor& own) { return gather(gloo, ranks, own.cpu()); }};
+  job.exchange = "gloo";
+  if (membership->local_rank) job.device = fmt::format("cuda:{}", *membership->local_rank);
   agree_on_recipe(job.replicas, recipe);
+  if (!all_agree(job.replicas, can_use_nccl(*membership, device))) return job;
+  const Backend nccl = race::make_nccl(store, "train-gpus", rank, ranks, kStepTimeout);
+  job.replicas.gather = [store, gloo, nccl, ranks](const at::Tensor& own) {
+    return gather(own.is_cuda() ? nccl : gloo, ranks, own);
+  };
+  job.exchange = "nccl";
   return job;
 }
 

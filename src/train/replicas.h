@@ -18,7 +18,8 @@ namespace faultline {
 
 struct Replicas {
   int64_t rank = 0, ranks = 1;
-  std::function<at::Tensor(const at::Tensor&)> gather;  // equal shapes on all ranks -> (ranks, …) on the CPU
+  // Equal shapes on all ranks -> (ranks, …): on the CPU what was there; what was on a GPU there or on the CPU.
+  std::function<at::Tensor(const at::Tensor&)> gather;
 
   bool alone() const { return ranks == 1; }
   bool is_first() const { return rank == 0; }
