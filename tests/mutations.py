@@ -121,7 +121,7 @@ MUTATIONS = [
     Mutation("reward: no answer is right where none is wanted", "src/task/reward.cpp", "return !found.empty() && found == answer ? 1.0 : 0.0;", "return found == answer ? 1.0 : 0.0;", "task_test", "Reward*"),
     # --- aqn, train, diagnose -----------------------------------------------------------------------------------------------
     Mutation("aqn: the step plays no part", "src/aqn/norm_noise.cpp", "mix64(mix64(seed, hash64(name)), static_cast<uint64_t>(step));", "mix64(mix64(seed, hash64(name)), 0 * static_cast<uint64_t>(step));", "aqn_test"),
-    Mutation("aqn: multipliers by layer are dropped", "src/aqn/norm_noise.cpp", "layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);", "1;", "aqn_test"),
+    Mutation("aqn: multipliers by layer are dropped", "src/aqn/norm_noise.cpp", "layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);", "(target.weight == nullptr ? 0 : 1);", "aqn_test"),
     Mutation("aqn: noise is measured before it is in place", "src/aqn/norm_noise.cpp", "kept_ = kept_ && carried_values().equal(carried_);", "", "aqn_test"),
     Mutation("aqn: the strongest step ignores the layers", "src/aqn/norm_noise.cpp", "strongest = energy(total_steps - 1) > energy(0) ? total_steps - 1 : 0;", "strongest = 0;", "aqn_test"),
     Mutation("aqn: the clean weights do not come back", "src/aqn/norm_noise.cpp", "*targets_[i].weight = clean_[i];", "(void)clean_[i];", "aqn_test"),
