@@ -401,6 +401,7 @@ def test_finished_trials_keep_their_record_and_no_checkpoint(recipe, tmp_path):
     (["--scale", "tiny", "++experiment.contrasts=[{arm: noisy, against: noisy}]"], "compared with itself"),
     (["--scale", "tiny", "experiment.control=cleann"], "did you mean 'clean'"),
     (["--scale", "tiny", "++experiment.arms.noisy={train.steps: 0}"], "arm 'noisy'"),
+    (["--scale", "tiny", "++experiment.arms.noisy={experiment.seeds: 9}"], "not the experiment"),
     (["--scale", "tiny", "++experiment.arms.noisy={aqn: {schedule: constan}}"], "arm 'noisy'"),
     (["--scale", "tiny", "++experiment.arms.noisy={model: elsewhere}"], "one model"),
     (["--scale", "tiny", "++experiment.arms.noisy={by_seed: {seed: 3}}"], "by_seed"),

@@ -207,6 +207,9 @@ Node arm_recipe(const Node& recipe, const Arm& arm, int64_t seed_index) {
     overrides.push_back(values[static_cast<std::size_t>(seed_index % kPilotSeeds) % values.size()]);
   try {
     changed = apply_overrides(std::move(changed), overrides, &schema);
+    if (changed.find("experiment") != nullptr)
+      throw UsageError(
+          "an arm changes a training, not the experiment; write experiment's keys below experiment itself");
     changed.set("seed", recipe.at("seed").as_integer() + seed_index);
     return validate(changed, schema);
   } catch (const UsageError& error) {
