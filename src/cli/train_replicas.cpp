@@ -41,7 +41,7 @@ bool can_use_nccl(const race::Membership& membership, const std::string& device)
   // A rank that is gone must end the others: torch's own watch stays on, unlike in a race, which has one of its own.
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", 0);
   ::setenv("TORCH_NCCL_ENABLE_MONITORING", "1", 0);
-  if (membership.on_loopback()) ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);  // all ranks are here; NCCL prefers others
+  if (membership.on_loopback()) race::keep_nccl_on_loopback();
   try {
     race::load_nccl();
   } catch (const UsageError&) {  // not built, or not for this torch

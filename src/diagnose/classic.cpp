@@ -11,7 +11,6 @@
 
 #include "base/text.h"
 #include "diagnose/observation.h"
-#include "lab/injection.h"
 #include "site/phase_guard.h"
 
 namespace faultline {

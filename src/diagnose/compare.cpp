@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "diagnose/recorder.h"
-#include "lab/injection.h"
 #include "site/phase_guard.h"
 #include "tap/operators.h"
 

@@ -10,7 +10,6 @@
 
 #include "diagnose/observation.h"
 #include "diagnose/recorder.h"
-#include "lab/injection.h"
 #include "numeric/apply.h"
 #include "numeric/evidence.h"
 #include "site/phase_guard.h"

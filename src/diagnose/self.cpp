@@ -10,7 +10,6 @@
 
 #include "diagnose/accusations.h"
 #include "diagnose/operator_relations.h"
-#include "lab/injection.h"
 #include "site/phase_guard.h"
 
 namespace faultline {

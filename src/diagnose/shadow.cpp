@@ -9,7 +9,6 @@
 #include <map>
 
 #include "diagnose/accusations.h"
-#include "lab/injection.h"
 #include "site/phase_guard.h"
 
 namespace faultline {

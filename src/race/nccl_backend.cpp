@@ -53,6 +53,8 @@ void check_nccl_module(const std::filesystem::path& path) {
                     path.filename().string()));
 }
 
+void keep_nccl_on_loopback() { ::setenv("NCCL_SOCKET_IFNAME", "lo", 0); }
+
 c10::Device gpu_of_rank(int local_rank, int gpus) {
   if (local_rank >= gpus)
     throw UsageError(

@@ -20,6 +20,9 @@ namespace faultline::race {
 void load_nccl();
 void check_nccl_module(const std::filesystem::path& path);  // UsageError where there is no such file
 
+// Where all ranks are on this machine: NCCL prefers every other interface. What the user has set stays.
+void keep_nccl_on_loopback();
+
 // The GPU of a process: its number on this machine. UsageError where there are not that many.
 c10::Device gpu_of_rank(int local_rank, int gpus);
 int count_gpus();

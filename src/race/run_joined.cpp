@@ -269,7 +269,7 @@ RunResult run_joined(const Membership& membership, const Node& node, const Confi
       throw UsageError(
           "LOCAL_RANK is not set, which says whose GPU is whose; torchrun sets it, under srun: "
           "LOCAL_RANK=$SLURM_LOCALID");
-    if (membership.on_loopback()) ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);  // all ranks are here; NCCL prefers others
+    if (membership.on_loopback()) keep_nccl_on_loopback();
     load_nccl();
     own.device = gpu_of_rank(*membership.local_rank, count_gpus());
   }
