@@ -2,6 +2,7 @@
 what is not known is refused with the nearest, and nothing is ignored in silence."""
 
 import json
+import os
 
 import pytest
 from program import as_json, launch, ok, refused
@@ -87,6 +88,7 @@ def test_a_whole_configuration_keeps_what_is_verls_own(tmp_path):
     (["trainer.noise_injection.enabled=true", "trainer.noise_injection.target_modules=[q_proj]"], "trainer.noise_injection.target_modules: 'q_proj' is not known"),
     (["trainer.noise_injection.enabled=true", "trainer.noise_injection.layer_sigma_config={'3': 0.1}"], "the sigma of every layer"),
     (["word"], "'word' is neither a file, key=value nor a --flag"),
+    ([*OPS, os.fsdecode(b"trainer.noisy_ops.target_layers=\xc2x")], "is not valid UTF-8 text"),
     (["missing.yaml"], "missing.yaml"),
     ([], "give a file, key=value, or --environment"),
 ])
@@ -103,3 +105,8 @@ def test_the_known_keys_are_listed():
 @pytest.mark.parametrize("key", ["-=x", "+=x", "--=1"])
 def test_a_setting_without_a_name_is_refused(key):
     assert "names no setting" in refused(64, "convert", "--", key)
+
+
+def test_a_variable_that_is_not_text_is_refused():
+    done = launch("convert", "--environment", env={"VERL_NOISY_OPS_SCALE": os.fsdecode(b"\xff")})
+    assert done.returncode == 64 and r"'VERL_NOISY_OPS_SCALE=\xff' is not valid UTF-8 text" in done.stderr

@@ -145,10 +145,12 @@ nlohmann::ordered_json to_json(const Node& node) {
 std::string describe_text(std::string_view text) {
   std::size_t end = std::min(text.size(), kMaxQuotedBytes);
   while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  const bool is_utf8 = is_valid_utf8(text.substr(0, end));
   std::string quoted = "'";
   for (const char c : text.substr(0, end)) {
     const auto byte = static_cast<unsigned char>(c);
-    quoted += byte < 0x20 || byte == 0x7F ? fmt::format("\\x{:02x}", byte) : std::string(1, c);
+    const bool is_shown = byte < 0x80 ? byte >= 0x20 && byte != 0x7F : is_utf8;
+    quoted += is_shown ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
   }
   return quoted + (end < text.size() ? "…'" : "'");
 }

@@ -123,6 +123,8 @@ TEST(Node, GivesAMistakeOfOursForTheWrongType) {
 TEST(Node, ShortensAndEscapesTextInMessages) {
   EXPECT_EQ(describe(Node("a\nb\x7F")), "the string 'a\\x0ab\\x7f'");
   EXPECT_EQ(describe_text(std::string(59, 'x') + "é!"), "'" + std::string(59, 'x') + "…'");
+  EXPECT_EQ(describe_text("é\n"), "'é\\x0a'");
+  EXPECT_EQ(describe_text("a\xC2z"), "'a\\xc2z'");
   EXPECT_EQ(child_path("a", "x.y"), "a['x.y']");
   std::string path;
   for (int i = 0; i < 1000; ++i) path = child_path(path, "key");

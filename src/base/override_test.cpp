@@ -172,7 +172,7 @@ TEST(Override, RefusesMalformedText) {
   EXPECT_EQ(error_of("seed='a': b"), "override 'seed='a': b': there is text after the value");
   EXPECT_EQ(error_of("seed=99999999999999999999"),
             "override 'seed=99999999999999999999': the integer '99999999999999999999' does not fit in 64 bits");
-  EXPECT_EQ(error_of("seed=\xFF"), "override 'seed=\xFF': it is not valid UTF-8 text");
+  EXPECT_EQ(error_of("seed=\xFF"), "override 'seed=\\xff': it is not valid UTF-8 text");
   std::string deep = "+a";
   for (int i = 0; i < 100'000; ++i) deep += ".a";
   EXPECT_NE(error_of(deep + "=1").find("the path has more than 63 parts"), std::string::npos);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cctype>
 
+#include "base/config_reader.h"
 #include "base/text.h"
 
 namespace faultline {
@@ -101,6 +102,10 @@ Node value_of(const std::string& text) {
   return value;
 }
 
+void check_text(std::string_view given) {
+  if (!is_valid_utf8(given)) throw UsageError(fmt::format("{} is not valid UTF-8 text", describe_text(given)));
+}
+
 bool is_flag(const std::string& text) { return text.starts_with("--") && text.size() > 2; }
 
 }  // namespace
@@ -115,6 +120,7 @@ std::vector<ForeignSetting> settings_of_file(const Node& file) {
 }
 
 std::vector<ForeignSetting> settings_of_arguments(std::span<const std::string> arguments) {
+  std::for_each(arguments.begin(), arguments.end(), check_text);
   std::vector<ForeignSetting> settings;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& text = arguments[i];
@@ -138,8 +144,9 @@ std::vector<ForeignSetting> settings_of_environment() {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::size_t equals = text.find('=');
-    if (text.starts_with("VERL_NOISY_OPS_") && equals != std::string_view::npos)
-      settings.push_back({std::string(text.substr(0, equals)), value_of(std::string(text.substr(equals + 1)))});
+    if (!text.starts_with("VERL_NOISY_OPS_") || equals == std::string_view::npos) continue;
+    check_text(text);
+    settings.push_back({std::string(text.substr(0, equals)), value_of(std::string(text.substr(equals + 1)))});
   }
   return settings;
 }
