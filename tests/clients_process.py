@@ -16,7 +16,7 @@ def python(*arguments, cwd=None, **environment):
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FAULTLINE_") or name == "FAULTLINE_LIBRARY"}
     variables |= {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if "FAULTLINE_BUILD" in os.environ:
-        variables["FAULTLINE_LIBRARY"] = str(pathlib.Path(os.environ["FAULTLINE_BUILD"]).resolve() / "libfaultline.so")
+        variables.setdefault("FAULTLINE_LIBRARY", str(pathlib.Path(os.environ["FAULTLINE_BUILD"]).resolve() / "libfaultline.so"))
     return subprocess.run([sys.executable, *map(str, arguments)], env={**variables, **environment}, cwd=cwd, capture_output=True, text=True, timeout=LIMIT)
 
 

@@ -48,7 +48,7 @@ def environment(build):
         "PYTHONUNBUFFERED": "1",  # as at a terminal: lines of both streams in the order in which they were written
         "PATH": os.pathsep.join(path),
         "PYTHONPATH": os.pathsep.join(filter(None, python)),
-        "FAULTLINE_LIBRARY": str(build / "libfaultline.so"),
+        "FAULTLINE_LIBRARY": os.environ.get("FAULTLINE_LIBRARY", str(build / "libfaultline.so")),
         "NO_COLOR": "1",
         "TERM": "dumb",
         "LC_ALL": "C.UTF-8",
