@@ -1,5 +1,6 @@
 #include "experiment/training_layers.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
