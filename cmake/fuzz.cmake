@@ -13,7 +13,7 @@ set(answer_fuzz_parts src/triage/answer.cpp)
 set(parquet_fuzz_parts src/task/parquet_rows.cpp src/task/data_files.cpp src/task/gsm8k_records.cpp src/task/reward.cpp)
 set_source_files_properties(src/task/data_files.cpp PROPERTIES COMPILE_DEFINITIONS FAULTLINE_SOURCE_DATA="${CMAKE_SOURCE_DIR}/data")
 file(GLOB fuzz_sources CONFIGURE_DEPENDS src/*/*_fuzz.cpp)
-list(FILTER fuzz_sources EXCLUDE REGEX "/recipe_fuzz\\.cpp$")  # links half of the library, and torch: in replay_test alone
+list(FILTER fuzz_sources EXCLUDE REGEX "/recipe_fuzz\\.cpp$")  # links half of the library, and torch: fuzz_recipe.cmake
 foreach(source ${fuzz_sources})
   get_filename_component(name ${source} NAME_WE)
   add_executable(${name} ${source} ${${name}_parts} $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record>)

@@ -4,9 +4,9 @@ did it; the account (`--json`) is added to when the run is started again, for as
 that was built anew from other sources begins at zero. New inputs stay in the build folder and are
 begun with the next time; `--keep` takes as few of them as reach every edge they reach into tests/corpus.
 
-    python tests/fuzz.py --build build-fuzz --minutes 30 --json fuzz.json
+    python tests/fuzz.py --minutes 30 --json fuzz.json
     python tests/fuzz.py --build build-fuzz --only gguf_fuzz --only parquet_fuzz
-    python tests/fuzz.py --build build-fuzz --keep
+    python tests/fuzz.py --keep
 """
 
 import argparse
@@ -20,12 +20,14 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILDS = [ROOT / "build-fuzz", ROOT / "build-fuzz-recipe"]
+LOADED = {"parquet_fuzz": "libfaultline_parquet.so", "recipe_fuzz": "libfaultline.so"}  # by a target, from beside itself
 
 
-def turn(target, found, corpus, seconds, artifacts):
+def turn(target, found, corpus, seconds):
     """One turn of one target: processor seconds, executions, exit status and the end of its log. New inputs go to `found`."""
     command = [target, f"-max_total_time={seconds}", "-max_len=4096", "-timeout=300", "-rss_limit_mb=2048", "-print_final_stats=1"]
-    process = subprocess.Popen([*command, f"-artifact_prefix={artifacts}/{target.name}-", found, corpus], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, f"-artifact_prefix={target}-", found, corpus], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     log = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -33,13 +35,13 @@ def turn(target, found, corpus, seconds, artifacts):
     return usage.ru_utime + usage.ru_stime, int(executions[1]) if executions else 0, process.returncode, log[-4000:]
 
 
-def chosen_targets(build, only):
-    targets = {path.name: path for path in sorted(build.glob("*_fuzz"))}
+def chosen_targets(builds, only):
+    targets = {path.name: path for path in sorted(path for build in builds for path in build.glob("*_fuzz"))}
     if not targets:
-        sys.exit(f"no fuzz targets in {build}: run ./dev fuzz, which builds them")
+        sys.exit(f"no fuzz targets in {', '.join(map(str, builds))}: run ./dev fuzz, which builds them")
     if unknown := set(only) - set(targets):
         sys.exit(f"no target {', '.join(sorted(unknown))}: there are {', '.join(targets)}")
-    if "parquet_fuzz" in targets and not (build / "libfaultline_parquet.so").exists():
+    if "parquet_fuzz" in targets and not (build := targets["parquet_fuzz"].parent).joinpath(LOADED["parquet_fuzz"]).exists():
         sys.exit(f"{build} has no libfaultline_parquet.so: parquet files would be refused before they are read; run ./dev fuzz, which builds it")
     return {name: path for name, path in targets.items() if not only or name in only}
 
@@ -47,8 +49,8 @@ def chosen_targets(build, only):
 def program_hash(target):
     """Of the program and what it loads from beside itself."""
     digest = hashlib.sha256(target.read_bytes())
-    module = target.parent / "libfaultline_parquet.so"
-    if target.name == "parquet_fuzz" and module.exists():
+    module = target.parent / LOADED.get(target.name, "")
+    if module.is_file():
         digest.update(module.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -65,7 +67,7 @@ def continued(account, targets):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build-fuzz")
+    parser.add_argument("--build", type=pathlib.Path, action="append", metavar="FOLDER", help="with targets; may be repeated")
     parser.add_argument("--corpora", type=pathlib.Path, default=ROOT / "tests" / "corpus")
     parser.add_argument("--minutes", type=float, default=1, help="processor minutes of each target")
     parser.add_argument("--turn", type=int, default=30, help="seconds of a turn")
@@ -73,8 +75,9 @@ def main():
     parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="of all targets these")
     parser.add_argument("--keep", action="store_true", help="fuzz nothing: take what earlier runs found into the corpora")
     options = parser.parse_args()
-    targets = chosen_targets(options.build, options.only)
-    found, corpora = ({name: folder / name for name in targets} for folder in (options.build / "corpus", options.corpora))
+    targets = chosen_targets(options.build or BUILDS, options.only)
+    found = {name: target.parent / "corpus" / name for name, target in targets.items()}
+    corpora = {name: options.corpora / name for name in targets}
     for folder in (*found.values(), *corpora.values()):
         folder.mkdir(parents=True, exist_ok=True)
     if options.keep:
@@ -92,7 +95,7 @@ def main():
         if row["cpu_minutes"] >= options.minutes:
             break
         due = min(options.turn, math.ceil(60 * (options.minutes - row["cpu_minutes"])))
-        seconds, executions, status, log = turn(targets[name], found[name], corpora[name], due, options.build)
+        seconds, executions, status, log = turn(targets[name], found[name], corpora[name], due)
         row["cpu_minutes"] = round(row["cpu_minutes"] + seconds / 60, 3)
         row["executions"] += executions
         row["findings"] += status != 0
@@ -100,7 +103,7 @@ def main():
             options.json.write_text(json.dumps(account, indent=1) + "\n")
         print(f"{name:18} {row['cpu_minutes']:8.2f} CPU-min  {row['executions']:12,d} executions  {row['findings']} findings", flush=True)
         if status != 0:
-            sys.exit(f"{log}\n{name} ended with {status}; its input is in {options.build}")
+            sys.exit(f"{log}\n{name} ended with {status}; its input is in {targets[name].parent}")
 
 
 if __name__ == "__main__":
