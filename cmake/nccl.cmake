@@ -1,6 +1,6 @@
-# libfaultline_nccl.so, optional: NCCL as a transport of `faultline race`. It links torch_cuda and needs the headers of
+# libfaultline_nccl.so, optional: NCCL as a transport of `faultline race` and of gradients in `faultline train`. It links torch_cuda and needs the headers of
 # CUDA's runtime and of NCCL: those of the wheels that torch itself came with, else the toolkit's. libfaultline.so loads it
-# when --transport nccl is asked for; without a CUDA torch or without the headers it is left out.
+# when NCCL is wanted; without a CUDA torch or without the headers it is left out.
 set(wheels ${TORCH_ROOT}/../nvidia)
 unset(NCCL_INCLUDE CACHE)  # another environment may be in use since
 unset(CUDART_INCLUDE CACHE)
@@ -10,7 +10,7 @@ find_path(NCCL_INCLUDE nccl.h PATHS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} /u
 find_path(CUDART_INCLUDE crt/host_config.h PATHS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} NO_DEFAULT_PATH)
 find_path(CUDART_INCLUDE crt/host_config.h PATHS ${wheels}/cu13/include ${wheels}/cuda_runtime/include /usr/local/cuda/include)
 if(NOT EXISTS ${TORCH_ROOT}/lib/libtorch_cuda.so OR NOT NCCL_INCLUDE OR NOT CUDART_INCLUDE)
-  message(STATUS "no CUDA torch, nccl.h or headers of CUDA's runtime: built without NCCL (race then has threads and gloo)")
+  message(STATUS "no CUDA torch, nccl.h or headers of CUDA's runtime: built without NCCL (race then has threads and gloo, train gloo)")
   return()
 endif()
 message(STATUS "NCCL through ${NCCL_INCLUDE}/nccl.h")

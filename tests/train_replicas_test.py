@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -28,12 +29,18 @@ def words(model, out, *arguments):
     return ["train", TINY, f"model={model}", *arguments, "--json", "--quiet", "--dtype", "fp32", "--out", out]
 
 
-def in_two_processes(model, out, first, second):
+def places(own=lambda number: {}):
+    """The environments of two ranks; `own` changes that of each."""
     port = free_port()
+    of = [{"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, **own(number)} for number in (0, 1)]
+    return [{key: str(value) for key, value in place.items()} for place in of]
+
+
+def in_two_processes(model, out, first, second, **changes):
+    environments = places(**changes)
 
     def rank(number, arguments):
-        place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return launch(*words(model, out, *arguments), env={"OMP_NUM_THREADS": "1", **{key: str(value) for key, value in place.items()}})
+        return launch(*words(model, out, *arguments), env=environments[number])
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         return [one.result() for one in (pool.submit(rank, 0, first), pool.submit(rank, 1, second))]
@@ -79,7 +86,30 @@ def test_all_ranks_make_the_same_update(both):
 def test_the_end_says_how_many_processes_trained_and_what_carried_their_gradients(both):
     alone, first, _ = both
     assert (alone["processes"], alone["exchange"]) == (1, None)
-    assert (first["processes"], first["exchange"]) == (2, "gloo")
+    assert (first["processes"], first["exchange"], first["why_gloo"]) == (2, "gloo", "--device cpu")
+
+
+def survivor(model, out, *arguments, **changes):
+    """How the first of two processes ends, and what it says, when the other is killed in the middle of training."""
+    long = words(model, out, *COMMON, "train.steps=10000", "train.save_model=false", *arguments)
+    ranks = [subprocess.Popen([PROGRAM, *map(str, long)], env={**os.environ, **place}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for place in places(**changes)]
+    try:
+        limit = time.monotonic() + 120
+        while not any(event.get("stage") == "grpo" for record in out.glob("*/events.jsonl") for event in events(record.parent)):
+            assert time.monotonic() < limit and ranks[0].poll() is None, "nothing trains"
+            time.sleep(0.1)
+        ranks[1].kill()
+        _, said = ranks[0].communicate(timeout=60)
+        return ranks[0].returncode, said
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def test_a_process_whose_partner_is_killed_ends_with_an_error(model, tmp_path):
+    code, said = survivor(model, tmp_path)
+    assert code == 2 and "error: the exchange with the other processes failed" in said, (code, said)
 
 
 def test_the_evidence_is_of_all_ranks(both):
@@ -95,12 +125,11 @@ def test_ranks_that_hold_other_weights_are_refused(model, tmp_path):
     for name, folder in (("a", model), ("b", other)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model").symlink_to(folder)
-    port = free_port()
+    environments = places()
 
     def rank(number, folder):
-        place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         return subprocess.run([PROGRAM, *map(str, words("model", tmp_path / "runs", *COMMON))], cwd=tmp_path / folder, capture_output=True, text=True,
-                              timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", **{key: str(value) for key, value in place.items()}})  # fmt: skip
+                              timeout=300, env={**os.environ, **environments[number]})  # fmt: skip
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         ranks = [one.result() for one in (pool.submit(rank, 0, "a"), pool.submit(rank, 1, "b"))]

@@ -144,7 +144,8 @@ nlohmann::ordered_json to_json(const Node& node) {
 
 std::string describe_text(std::string_view text) {
   std::size_t end = std::min(text.size(), kMaxQuotedBytes);
-  while (end < text.size() && end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  const std::size_t longest = end;
+  while (end < text.size() && end + 3 > longest && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
   const bool is_utf8 = is_valid_utf8(text.substr(0, end));
   std::string quoted = "'";
   for (const char c : text.substr(0, end)) {

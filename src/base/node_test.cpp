@@ -125,6 +125,7 @@ TEST(Node, ShortensAndEscapesTextInMessages) {
   EXPECT_EQ(describe_text(std::string(59, 'x') + "é!"), "'" + std::string(59, 'x') + "…'");
   EXPECT_EQ(describe_text("é\n"), "'é\\x0a'");
   EXPECT_EQ(describe_text("a\xC2z"), "'a\\xc2z'");
+  EXPECT_EQ(describe_text(std::string(70, '\x80')).size(), 57 * 4 + std::string("'…'").size());
   EXPECT_EQ(child_path("a", "x.y"), "a['x.y']");
   std::string path;
   for (int i = 0; i < 1000; ++i) path = child_path(path, "key");

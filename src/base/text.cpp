@@ -102,6 +102,8 @@ std::string format_duration(double seconds) {
   return hours > 0 ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest) : fmt::format("{:02}:{:02}", minutes, rest);
 }
 
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
 std::string format_count(int64_t count) {
   if (count < 100'000 && count > -100'000) return fmt::format("{}", count);
   double scaled = static_cast<double>(count);

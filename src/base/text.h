@@ -21,6 +21,8 @@ std::string did_you_mean(std::string_view unknown, std::span<const std::string> 
 // "02:05", "1:02:03", "75:00:00"; rounded down to whole seconds. "?" when negative or not finite (an unknown ETA).
 std::string format_duration(double seconds);
 
+std::string first_line(std::string_view text);
+
 // Exact below 100,000, then three significant digits: "99999", "123k", "1.23M", "45.6G".
 std::string format_count(int64_t count);
 

@@ -80,6 +80,12 @@ fs::path run_of(const fs::path& folder) {
   return run;
 }
 
+struct Running {
+  TrialKey key;
+  fs::path place;
+  double start = 0;
+};
+
 // The run directory gets back the name that its record knows.
 void restore_run(const fs::path& folder) {
   if (!fs::exists(folder / kRun)) return;
@@ -98,22 +104,25 @@ void run_on_ray(Experiment& experiment, RayCluster& cluster, const RayExperiment
   const double began = system_seconds();
   const std::vector<TrialKey> pending = experiment.pending(options.part);
   std::deque<TrialKey> left(pending.begin(), pending.end());
-  std::map<int64_t, std::pair<TrialKey, fs::path>> running;
+  std::map<int64_t, Running> running;
   std::map<std::pair<std::string, int64_t>, int> tries;
   int64_t started = 0;
+  double longest = 0;
   for (;;) {
-    const bool is_late = options.part.time_limit > 0 && system_seconds() - began > options.part.time_limit;
+    const bool is_late = options.part.time_limit > 0 && system_seconds() - began + longest > options.part.time_limit;
     while (!left.empty() && !is_late && std::ssize(running) < cluster.slots()) {
       const fs::path place = options.folder / std::to_string(++started);
-      running.emplace(cluster.start(task_of(left.front(), experiment, options, place)), std::pair(left.front(), place));
+      const int64_t task = cluster.start(task_of(left.front(), experiment, options, place));
+      running.emplace(task, Running{left.front(), place, system_seconds()});
       left.pop_front();
     }
     if (running.empty()) return;
     const auto [task, end] = cluster.wait_any();
     const auto found = running.find(task);
     if (found == running.end()) fail_without_answer(end);
-    const auto [key, place] = found->second;
+    const auto [key, place, start] = found->second;
     running.erase(found);
+    longest = std::max(longest, system_seconds() - start);
     if (end.error.empty() && WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0) {
       restore_run(place / kFolder);
       const int64_t taken = experiment.merge({{place / kFolder, fmt::format("the worker of arm '{}'", key.cell)}});

@@ -158,6 +158,7 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
                 {"joined", outcome.evidence},
                 {"processes", job.replicas.ranks},
                 {"exchange", job.exchange.empty() ? OrderedJson() : OrderedJson(job.exchange)},
+                {"why_gloo", job.why_gloo.empty() ? OrderedJson() : OrderedJson(job.why_gloo)},
                 {"record", directory},
                 {"model", saved.empty() ? OrderedJson() : OrderedJson(saved)}});
     return;
@@ -168,8 +169,8 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
   for (const std::string& line : outcome.log) print(line + "\n");
   print("\n" + costs.text() + "\n");
   if (!job.replicas.alone())
-    print(
-        fmt::format("{} processes, gradients over {}\n", job.replicas.ranks, job.exchange == "nccl" ? "NCCL" : "Gloo"));
+    print(fmt::format("{} processes, gradients over {}\n", job.replicas.ranks,
+                      job.why_gloo.empty() ? "NCCL" : fmt::format("Gloo ({})", job.why_gloo)));
   print(fmt::format("record: {}\n", directory));
   if (!saved.empty()) print(fmt::format("model: {}\n", saved));
 }
@@ -197,7 +198,11 @@ ExitCode train(Options options, const Globals& given) {
   LoadedModel loaded = open_model(options, globals);
   job.agree_on_model(*loaded.model);
   TrainingRun run(loaded, spec, job.replicas);
-  if (options.dry_run) return dry_run(run, recipe, spec, globals);
+  if (options.dry_run) {
+    const ExitCode code = dry_run(run, recipe, spec, globals);
+    if (job.close) job.close();
+    return code;
+  }
   RunDirectory directory = open_shared_directory(options, recipe, loaded, spec.seed, job);
   write_provenance(directory.path(), globals, &loaded);
   TrainingOutcome outcome;
@@ -221,6 +226,7 @@ ExitCode train(Options options, const Globals& given) {
     outcome = run.run(directory, progress);
   }
   add_complaints_of_others(job.replicas, outcome.complaints);
+  if (job.close) job.close();
   std::string saved;
   if (spec.train.save_model) {
     saved = (directory.path() / "model").string();

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -25,33 +28,63 @@ constexpr auto kStepTimeout = std::chrono::minutes(60);  // the slowest rank's s
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
+// What a transport says of a rank that is gone is no mistake of ours.
+template <typename Start>
+void carry_out(Start start) {
+  try {
+    start()->wait();
+  } catch (const std::exception& error) {
+    throw RuntimeFailure(
+        fmt::format("the exchange with the other processes failed, one of them has ended or cannot be reached: {}",
+                    first_line(error.what())));
+  }
+}
+
 // `own` lies where the backend reaches it: in the CPU's memory for Gloo, on this rank's GPU for NCCL.
 at::Tensor gather(const Backend& backend, int64_t ranks, const at::Tensor& own) {
   at::Tensor input = own.detach().reshape(-1).contiguous();
   at::Tensor all = at::empty({ranks * input.numel()}, input.options());
-  if (input.numel() > 0) backend->_allgather_base(all, input)->wait();
+  if (input.numel() > 0) carry_out([&] { return backend->_allgather_base(all, input); });
   std::vector<int64_t> shape = own.sizes().vec();
   shape.insert(shape.begin(), ranks);
   return all.view(shape);
 }
 
-// Whether this rank has a GPU that no other rank has, and NCCL.
-bool can_use_nccl(const race::Membership& membership, const std::string& device) {
-  if (device != "cuda" || !membership.local_rank) return false;
+// Why this rank cannot use NCCL; "" where it can. Before other threads run: it sets variables of the environment.
+std::string obstacle_to_nccl(const race::Membership& membership, const std::string& device) {
+  if (device != "cuda") return "--device " + device;
+  if (!membership.local_rank) return "LOCAL_RANK is not set";
   // A rank that is gone must end the others: torch's own watch stays on, unlike in a race, which has one of its own.
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", 0);
   ::setenv("TORCH_NCCL_ENABLE_MONITORING", "1", 0);
   if (membership.on_loopback()) race::keep_nccl_on_loopback();
   try {
     race::load_nccl();
-  } catch (const UsageError&) {  // not built, or not for this torch
-    return false;
+  } catch (const UsageError&) {
+    return "libfaultline_nccl.so was not built or does not load";
   }
-  return *membership.local_rank < race::count_gpus();
+  const int gpus = race::count_gpus();
+  return *membership.local_rank < gpus ? "" : fmt::format("a machine has {} GPUs", gpus);
 }
 
-bool all_agree(const Replicas& replicas, bool own) {
-  return replicas.gather(at::full({}, own ? 1 : 0, at::kLong)).min().item<int64_t>() == 1;
+// Ranks of one name share a GPU. Machines are told apart as NCCL does it.
+std::string gpu_name(const race::Membership& membership) {
+  const char *host_id = std::getenv("NCCL_HOSTID"), *visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return fmt::format("{} {} {}", host_id != nullptr ? host_id : host + boot, visible != nullptr ? visible : "all",
+                     membership.local_rank.value_or(0));
+}
+
+// What keeps one of the ranks from NCCL, on all of them; "" where nothing does.
+std::string why_gloo(const Replicas& replicas, const race::Membership& membership, const std::string& own_obstacle) {
+  for (const std::string& obstacle : gathered(replicas, own_obstacle))
+    if (!obstacle.empty()) return obstacle;
+  std::vector<std::string> gpus = gathered(replicas, gpu_name(membership));
+  std::sort(gpus.begin(), gpus.end());
+  return std::adjacent_find(gpus.begin(), gpus.end()) == gpus.end() ? "" : "processes share a GPU";
 }
 
 void check_shards(const TrainingSpec& spec, int64_t ranks) {
@@ -102,6 +135,7 @@ TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool res
   check_shards(spec, membership->ranks);
   if (resumes)
     throw UsageError("--resume: a run of several processes is resumed by one, which computes the same shards");
+  const std::string obstacle = obstacle_to_nccl(*membership, device);
   const auto store = race::open_store(*membership, kJoinSeconds);
   const int rank = membership->rank, ranks = membership->ranks;
   const Backend gloo = race::make_gloo(store, "train", rank, ranks, kStepTimeout, membership->on_loopback());
@@ -110,11 +144,17 @@ TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool res
   job.exchange = "gloo";
   if (membership->local_rank) job.device = fmt::format("cuda:{}", *membership->local_rank);
   agree_on_recipe(job.replicas, recipe);
-  if (!all_agree(job.replicas, can_use_nccl(*membership, device))) return job;
+  job.why_gloo = why_gloo(job.replicas, *membership, obstacle);
+  if (!job.why_gloo.empty()) return job;
   const Backend nccl = race::make_nccl(store, "train-gpus", rank, ranks, kStepTimeout);
   job.replicas.gather = [store, gloo, nccl, ranks](const at::Tensor& own) {
-    return gather(own.is_cuda() ? nccl : gloo, ranks, own);
+    if (!own.is_cuda()) return gather(gloo, ranks, own);
+    carry_out(
+        [&] { return gloo->barrier(); });  // all are there: no kernel is left waiting on this GPU for one that is gone
+    return gather(nccl, ranks, own);
   };
+  job.close = [nccl] { nccl->shutdown(); };
+  (void)job.replicas.gather(at::zeros({1}, at::Device(job.device)));  // connects now, not at the first gradient
   job.exchange = "nccl";
   return job;
 }

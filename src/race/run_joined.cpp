@@ -56,8 +56,6 @@ void agree_on_config(c10d::Store& store, const Membership& m, const Node& node) 
         fmt::format("rank {} runs another configuration than rank {}", fmt::join(others, ","), m.rank));
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 class JoinedRank {
  public:
   JoinedRank(const Membership& m, const Node& node, const Config& config, const RunOptions& options,

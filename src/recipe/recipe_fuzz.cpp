@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::string_view kBase =
     "{seed: 1, task: {name: arithmetic}, faults: [{name: a, where: {operator: matmul}, what: {kind: zero}}], "
-    "train: {algorithm: grpo, steps: 2}, experiment: {control: x, arms: {x: {}, y: {seed: 2}}}}";
+    "train: {algorithm: grpo, steps: 2}, experiment: {control: x, arms: {x: {}, y: {train.steps: 3}}}}";
 
 void require(bool condition) {
   if (!condition) std::abort();

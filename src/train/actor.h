@@ -8,7 +8,6 @@
 #include <span>
 
 #include "model/causal_lm.h"
-#include "site/scope.h"
 
 namespace faultline {
 
