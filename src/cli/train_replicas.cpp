@@ -149,8 +149,8 @@ TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool res
   const Backend nccl = race::make_nccl(store, "train-gpus", rank, ranks, kStepTimeout);
   job.replicas.gather = [store, gloo, nccl, ranks](const at::Tensor& own) {
     if (!own.is_cuda()) return gather(gloo, ranks, own);
-    carry_out(
-        [&] { return gloo->barrier(); });  // all are there: no kernel is left waiting on this GPU for one that is gone
+    // All are there: no kernel is left waiting on this GPU for a rank that is gone.
+    carry_out([&] { return gloo->barrier(); });
     return gather(nccl, ranks, own);
   };
   job.close = [nccl] { nccl->shutdown(); };
