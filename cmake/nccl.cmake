@@ -1,6 +1,6 @@
-# libfaultline_nccl.so, optional: NCCL as a transport of `faultline race` and of gradients in `faultline train`. It links torch_cuda and needs the headers of
-# CUDA's runtime and of NCCL: those of the wheels that torch itself came with, else the toolkit's. libfaultline.so loads it
-# when NCCL is wanted; without a CUDA torch or without the headers it is left out.
+# libfaultline_nccl.so, optional: NCCL as a transport of `faultline race` and of gradients in `faultline train`. It links
+# torch_cuda and needs the headers of CUDA's runtime and of NCCL: those of the wheels that torch itself came with, else the
+# toolkit's. libfaultline.so loads it when NCCL is wanted; without a CUDA torch or without the headers it is left out.
 set(wheels ${TORCH_ROOT}/../nvidia)
 unset(NCCL_INCLUDE CACHE)  # another environment may be in use since
 unset(CUDART_INCLUDE CACHE)

@@ -74,7 +74,6 @@ def test_eval_puts_clean_and_faulty_side_by_side_and_records_them(tmp_path):
 def test_both_sides_have_the_same_questions_and_the_same_scorer(tmp_path):
     """Lesson 30: under a fault that changes nothing every answer and every reward is the clean side's, question by question."""
     silent = "relative_gaussian(strength=1e-12, rule.expect=invisible) @ operator=matmul"
-    found = False  # strictly there may be none: which answers the model gives in 24 tokens depends on the processor's rounding
     for scoring in ("strict", "flexible"):
         result = read(faultline("eval", "--limit", "6", "--max-new-tokens", "24", "--scoring", scoring, "--fault", silent, "--out", str(tmp_path / scoring), "--json"))
         sides = {}
@@ -84,9 +83,9 @@ def test_both_sides_have_the_same_questions_and_the_same_scorer(tmp_path):
                 sides.setdefault(event["row"], []).append([event[key] for key in ("id", "text", "extracted", "reward", "tokens", "ended")])
         clean, faulty = sides.values()
         assert len(clean) == 6 and clean == faulty and len({answer[1] for answer in clean}) > 3, "answers that tell questions apart"
-        found = found or any(answer[2] for answer in clean)
+        # Strictly there may be none: what the model says within 24 tokens depends on the processor's rounding.
+        assert scoring == "strict" or any(answer[2] for answer in clean), "something was found to score"
         assert result["rows"][1]["complaints"] == []
-    assert found, "something was found to score"
 
 
 def test_census_counts_what_the_architecture_says():

@@ -157,7 +157,7 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
                 {"complaints", outcome.complaints},
                 {"joined", outcome.evidence},
                 {"processes", job.replicas.ranks},
-                {"exchange", job.exchange.empty() ? OrderedJson() : OrderedJson(job.exchange)},
+                {"exchange", job.replicas.alone() ? OrderedJson() : OrderedJson(job.exchange())},
                 {"why_gloo", job.why_gloo.empty() ? OrderedJson() : OrderedJson(job.why_gloo)},
                 {"record", directory},
                 {"model", saved.empty() ? OrderedJson() : OrderedJson(saved)}});
@@ -200,7 +200,7 @@ ExitCode train(Options options, const Globals& given) {
   TrainingRun run(loaded, spec, job.replicas);
   if (options.dry_run) {
     const ExitCode code = dry_run(run, recipe, spec, globals);
-    if (job.close) job.close();
+    job.close();
     return code;
   }
   RunDirectory directory = open_shared_directory(options, recipe, loaded, spec.seed, job);
@@ -226,7 +226,7 @@ ExitCode train(Options options, const Globals& given) {
     outcome = run.run(directory, progress);
   }
   add_complaints_of_others(job.replicas, outcome.complaints);
-  if (job.close) job.close();
+  job.close();
   std::string saved;
   if (spec.train.save_model) {
     saved = (directory.path() / "model").string();

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -19,6 +17,7 @@
 #include "race/gloo_backend.h"
 #include "race/nccl_backend.h"
 #include "race/run_processes.h"
+#include "record/host_name.h"
 
 namespace faultline::cli {
 namespace {
@@ -70,12 +69,10 @@ std::string obstacle_to_nccl(const race::Membership& membership, const std::stri
 // Ranks of one name share a GPU. Machines are told apart as NCCL does it.
 std::string gpu_name(const race::Membership& membership) {
   const char *host_id = std::getenv("NCCL_HOSTID"), *visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  return fmt::format("{} {} {}", host_id != nullptr ? host_id : host + boot, visible != nullptr ? visible : "all",
-                     membership.local_rank.value_or(0));
+  return fmt::format("{} {} {}", host_id != nullptr ? host_id : host_name() + boot,
+                     visible != nullptr ? visible : "all", membership.local_rank.value_or(0));
 }
 
 // What keeps one of the ranks from NCCL, on all of them; "" where nothing does.
@@ -112,6 +109,8 @@ Globals TrainingJob::globals_of(const Globals& given) const {
   return own;
 }
 
+std::string TrainingJob::exchange() const { return replicas.alone() ? "" : why_gloo.empty() ? "nccl" : "gloo"; }
+
 std::string TrainingJob::tell(const std::string& from_first) const { return gathered(replicas, from_first).front(); }
 
 void TrainingJob::agree_on_model(CausalLm& model) const {
@@ -141,7 +140,6 @@ TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool res
   const Backend gloo = race::make_gloo(store, "train", rank, ranks, kStepTimeout, membership->on_loopback());
   TrainingJob job;
   job.replicas = {rank, ranks, [store, gloo, ranks](const at::Tensor& own) { return gather(gloo, ranks, own.cpu()); }};
-  job.exchange = "gloo";
   if (membership->local_rank) job.device = fmt::format("cuda:{}", *membership->local_rank);
   agree_on_recipe(job.replicas, recipe);
   job.why_gloo = why_gloo(job.replicas, *membership, obstacle);
@@ -155,7 +153,6 @@ TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool res
   };
   job.close = [nccl] { nccl->shutdown(); };
   (void)job.replicas.gather(at::zeros({1}, at::Device(job.device)));  // connects now, not at the first gradient
-  job.exchange = "nccl";
   return job;
 }
 

@@ -7,12 +7,13 @@
 namespace faultline::cli {
 
 struct TrainingJob {
-  Replicas replicas;            // alone where no launcher started us
-  std::string device;           // of this rank where the launcher gave every rank a GPU; "": as the command line says
-  std::string exchange;         // of gradients: "nccl" from GPU to GPU, "gloo" through the CPU's memory; "" where alone
-  std::string why_gloo;         // what keeps a rank from NCCL
-  std::function<void()> close;  // after the last exchange, where there is something to close
+  Replicas replicas;     // alone where no launcher started us
+  std::string device;    // of this rank where the launcher gave every rank a GPU; "": as the command line says
+  std::string why_gloo;  // what keeps a rank from NCCL; "" where nothing does
+  std::function<void()> close = [] {};  // after the last exchange
 
+  // Of gradients: "nccl" from GPU to GPU, "gloo" through the CPU's memory; "" where alone.
+  std::string exchange() const;
   Globals globals_of(const Globals& given) const;         // quiet but for the first rank, on this rank's device
   std::string tell(const std::string& from_first) const;  // what the first rank says, on all of them
   void agree_on_model(CausalLm& model) const;             // UsageError where the ranks' weights differ

@@ -11,6 +11,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "record/host_name.h"
 
 namespace faultline {
 namespace {
@@ -28,10 +29,8 @@ std::string holder(const FileDescriptor& file) {
 }
 
 void name_holder(const FileDescriptor& file, const std::filesystem::path& path) {
-  char host[256] = "unknown";
-  ::gethostname(host, sizeof host - 1);
   if (::ftruncate(file.get(), 0) != 0) fail_with_errno(path, "empty", errno);
-  write_all(file, fmt::format("process {} on {}\n", ::getpid(), host), path);
+  write_all(file, fmt::format("process {} on {}\n", ::getpid(), host_name()), path);
 }
 
 }  // namespace

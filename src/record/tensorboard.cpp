@@ -5,7 +5,6 @@
 #include "record/tensorboard.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <bit>
 #include <cmath>
@@ -14,6 +13,7 @@
 
 #include "base/error.h"
 #include "record/crc32c.h"
+#include "record/host_name.h"
 
 namespace faultline {
 namespace {
@@ -62,8 +62,7 @@ std::string event_head(double wall_time, int64_t step) {
 
 // TensorBoard reads the files of a folder in the order of their names; ours sort by second, then by counter.
 AppendFile new_file(const std::filesystem::path& directory, double seconds) {
-  char host[256] = "unknown";
-  ::gethostname(host, sizeof host - 1);
+  const std::string host = host_name();
   for (int counter = 0; counter < kMaxFilesPerSecond; ++counter) {
     const std::filesystem::path path =
         directory /
