@@ -14,6 +14,7 @@ from faultline.attach import Attachment, attach
 from faultline.diagnose import diagnose
 from faultline.environment import arm_from_environment
 from faultline.evidence import CollectionError, collect
+from faultline.launches import launches
 from faultline.plan import EvidenceError, Plan, census, ledger, phase, plan, weights_changed
 from faultline.trainer import follow
 from faultline import ray_workers
@@ -34,6 +35,7 @@ __all__ = [
     "diagnose",
     "digest",
     "follow",
+    "launches",
     "ledger",
     "library_path",
     "new_ledger",

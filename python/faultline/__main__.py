@@ -1,6 +1,7 @@
 """A script under a plan, unedited: `python -m faultline --recipe recipe.yaml script.py ARGS`, `torchrun … -m faultline
 --recipe recipe.yaml script.py ARGS`, or `-m module` in place of the script. The plan is armed here and, through the
-environment, in every process that the script starts with a plug-in of ours; at the end somebody must have evidence."""
+environment, in every process that the script starts with a plug-in of ours; at the end somebody must have evidence.
+`--launches` lists the kernels that this process ran on its GPUs (docs/tap.md), with a recipe or without one."""
 
 from __future__ import annotations
 
@@ -18,13 +19,25 @@ def _arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--recipe", help="the recipe; default: FAULTLINE_RECIPE")
     parser.add_argument("--evidence", metavar="DIR", help="folder of the processes' evidence, one file a process; default: FAULTLINE_EVIDENCE, else none is kept")
     parser.add_argument("--collectives", metavar="DIR", help="tap every collective, too, and write its digests there (compare: python -m faultline.collectives --compare DIR)")
+    parser.add_argument("--launches", nargs="?", metavar="FILE", help="list the kernels that this process ran on its GPUs and which of them were faulted; --launches=FILE: as JSON, too; needs no recipe")
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, not a script")
     parser.add_argument("script")
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     try:
-        return parser.parse_args(given)
+        return parser.parse_args(_with_bare_launches(parser, given))
     except SystemExit as end:
         sys.exit(EXIT_USAGE if end.code else 0)
+
+
+def _with_bare_launches(parser: argparse.ArgumentParser, given: list[str]) -> list[str]:
+    """`--launches script.py` means no file, `--launches=FILE` does; argparse would take the script for the file."""
+    takes_a_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
+    position = 0
+    while position < len(given) and given[position].startswith("-"):
+        if given[position] == "--launches":
+            return [*given[:position], "--launches=", *given[position + 1 :]]
+        position += 2 if given[position] in takes_a_value else 1
+    return given
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -40,6 +53,8 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def main(given: list[str]) -> int:
     options = _arguments(given)
+    if options.launches is not None and not (options.recipe or options.evidence or options.collectives or os.environ.get("FAULTLINE_RECIPE")):
+        return _run_with_launches(options, scopes=False)
     try:
         _prepare(options)
         from faultline import environment, evidence
@@ -53,7 +68,7 @@ def main(given: list[str]) -> int:
     except (ImportError, ValueError) as error:
         print(f"faultline: {error}", file=sys.stderr)
         return EXIT_USAGE
-    status = _run(options)
+    status = _run(options) if options.launches is None else _run_with_launches(options, scopes=True)
     return _end(environment, evidence) or status
 
 
@@ -71,6 +86,27 @@ def _run(options: argparse.Namespace) -> int:
         print(end.code, file=sys.stderr)
         return 1
     return 0
+
+
+def _run_with_launches(options: argparse.Namespace, *, scopes: bool) -> int:
+    """_run in a window of kernel launches, whose table comes even where the script fails. It decides no status."""
+    from faultline.launches import begin_launches, end_launches, launches_table, write_launches
+
+    if not options.module and not pathlib.Path(options.script).is_file():
+        print(f"faultline: {options.script}: there is no such script", file=sys.stderr)
+        return EXIT_USAGE
+    file = options.launches and pathlib.Path(options.launches).resolve()  # the script may go elsewhere
+    absent = begin_launches(scopes=scopes)
+    try:
+        return _run(options)
+    finally:
+        answer = absent or end_launches()
+        print("\n".join(launches_table(answer)), file=sys.stderr)
+        try:
+            if file:
+                write_launches(answer, file)
+        except OSError as error:
+            print(f"faultline: --launches: {error}", file=sys.stderr)
 
 
 def _end(environment, evidence) -> int:
