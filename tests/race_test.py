@@ -137,17 +137,15 @@ def test_gloo_ranks_run_and_find_a_planted_fault():
     assert (event["cause"], event["rank"], event["layer"], event["iteration"]) == ("collective", 1, 1, 2)
 
 
-FAR_BELOW = 60  # seconds that a run with a broken rank may take on a busy machine; as planted it would be many more
-
-
-@pytest.mark.parametrize("kind", ["exit", "delay", "skip"])
-def test_a_gloo_rank_that_dies_stalls_or_skips_is_named_in_time(kind):
-    start = time.monotonic()
-    result = result_of(launch(*GLOO, "--ranks", 3, "timeout_seconds=8", f"inject={{target: comm_output, kind: {kind}, delay_ms: 600000, layer: 1, rank: 1, iteration: 2}}"))
-    took = time.monotonic() - start
+# In time: who waited for the stalled rank to its end would see it come, and the run pass; who waited for the timeout where
+# the transport says at once that a rank is gone would call it a hang.
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("kind", "timeout", "outcome"), [("exit", 300, "crashed_after_iterations"), ("delay", 8, "hang"), ("skip", 8, "hang")])
+def test_a_gloo_rank_that_dies_stalls_or_skips_is_named_in_time(kind, timeout, outcome, ranks):
+    result = result_of(launch(*GLOO, "--ranks", ranks, f"timeout_seconds={timeout}", f"inject={{target: comm_output, kind: {kind}, delay_ms: 1000000, layer: 1, rank: 1, iteration: 2}}"))
     assert result["verdict"] != "pass"
-    assert result["blamed"] == [1], result["sentence"]
-    assert took < FAR_BELOW
+    assert (result["blamed"], result["outcome"]) == ([1], outcome), (result["sentence"], result["standings"])
+    assert [rank["state"] for rank in result["standings"]].count("waiting") >= ranks - 1, "the others waited"
 
 
 def rank_processes(parent):
@@ -186,13 +184,23 @@ def test_a_rank_killed_or_stopped_from_outside_is_named_in_time(how):
             time.sleep(0.1)
         victim = rank_processes(process.pid)[1]
         os.kill(victim, how)
-        start = time.monotonic()
         output, _ = process.communicate(timeout=300)
-        took = time.monotonic() - start
     result = json.loads(output)
-    assert took < FAR_BELOW
     assert result["verdict"] == "error"
-    assert result["blamed"] == [1], result["sentence"]
+    assert result["blamed"] == [1], (result["sentence"], result["standings"])
+    assert [rank["state"] for rank in result["standings"]][1] == ("failed" if how == signal.SIGKILL else "silent")
+
+
+@pytest.mark.parametrize(("kind", "state"), [("exit", "silent"), ("delay", "working"), ("skip", "waiting")])
+def test_ranks_of_another_launcher_name_the_one_that_dies_stalls_or_skips(kind, state):
+    places = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = ["race", "--json", *SMALL, "timeout_seconds=8", f"inject={{target: comm_output, kind: {kind}, delay_ms: 1000000, layer: 1, rank: 1, iteration: 2}}"]
+    ranks = [subprocess.Popen([PROGRAM, *words], env={**os.environ, **places, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) for rank in range(3)]
+    said = [rank.communicate(timeout=600)[0] for rank in ranks]
+    assert said[1:] == ["", ""], "the first rank speaks for all"
+    result = json.loads(said[0])
+    assert result["blamed"] == [1], (result["sentence"], result["standings"])
+    assert [rank["state"] for rank in result["standings"]] == ["waiting", state, "waiting"]
 
 
 def test_torchrun_starts_it():

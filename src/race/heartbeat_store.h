@@ -1,5 +1,5 @@
-// Heartbeats through the store that ranks meet at: a thread publishes this rank's place several times a second and
-// notices when its own main thread has not moved for too long. Its clock readings are compared only with each other.
+// Heartbeats through the store that ranks meet at: a thread publishes where this rank stands several times a second and
+// notices when its own main thread has not moved for too long. Clocks of different machines are never compared.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -10,7 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "race/rank_loop.h"
+#include "race/heartbeat.h"
+#include "race/patience.h"
 
 namespace c10d {
 class Store;
@@ -22,14 +23,15 @@ struct PublishedBeat {
   bool present = false;
   uint64_t publication = 0;  // grows while the process lives
   uint64_t beats = 0;        // grows while the rank moves
-  std::string place;
+  bool left = false;         // the last one: the rank has said what it had to say
+  Standing standing;
 };
 
 class BeatPublisher {
  public:
   // `stuck` is called once, from a thread of its own, when nothing has moved for `limit` seconds: it ends the process,
   // or returns because the rank moves after all. The destructor waits for it, so it may use what outlives the
-  // publisher.
+  // publisher, and publishes that the rank leaves.
   BeatPublisher(c10::intrusive_ptr<c10d::Store> store, int rank, const Heartbeat& heartbeat, double limit,
                 std::function<void()> stuck);
   BeatPublisher(const BeatPublisher&) = delete;
@@ -38,12 +40,14 @@ class BeatPublisher {
 
  private:
   void publish_until_stopped();
+  bool publish(bool leaves);  // false: the store is gone, and with it whoever would read this
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   const Heartbeat& heartbeat_;
-  double limit_;
+  Patience patience_;
   std::function<void()> stuck_;
+  uint64_t publication_ = 0, seen_ = 0;
   std::atomic<bool> stop_{false};
   std::thread stuck_thread_;  // belongs to thread_ until that has ended
   std::thread thread_;
@@ -51,9 +55,17 @@ class BeatPublisher {
 
 std::vector<PublishedBeat> read_beats(c10d::Store& store, int ranks);
 
-// Who to blame, from two readings some seconds apart: those that stopped publishing; else those that are not
-// where most are; else those that moved least.
-std::vector<int> blamed_by_beats(const std::vector<PublishedBeat>& before, const std::vector<PublishedBeat>& after,
-                                 int self);
+// Who still gives signs of life, from when this is made on. A rank that publishes nothing in several periods of the
+// publisher is silent, unless it has left.
+class SignsOfLife {
+ public:
+  SignsOfLife(c10::intrusive_ptr<c10d::Store> store, int ranks);
+  std::vector<Standing> standings() const;  // as they are now
+  bool spoke_again(int rank);               // since this was asked before
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::vector<PublishedBeat> first_, last_;
+};
 
 }  // namespace faultline::race

@@ -13,12 +13,13 @@ void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 TEST(BeatPublisher, PublishesWhereTheRankIs) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   Heartbeat heartbeat;
-  heartbeat.set(5, 7, "all_gather");
+  heartbeat.reach(5, 7, "all_gather", true);
   const BeatPublisher publisher(store, 1, heartbeat, 1e9, [] { ADD_FAILURE() << "nothing is stuck"; });
   while (!read_beats(*store, 2)[1].present) nap();
   const PublishedBeat beat = read_beats(*store, 2)[1];
   EXPECT_EQ(beat.beats, 1u);
-  EXPECT_EQ(beat.place, "iteration 5, layer 7, all_gather, 0 collectives");
+  EXPECT_EQ(beat.standing.state, Standing::State::kWaiting);
+  EXPECT_EQ(beat.standing.text(), "iteration 5, layer 7, all_gather, 1 collectives");
   EXPECT_FALSE(read_beats(*store, 2)[0].present);
 }
 
@@ -29,7 +30,7 @@ TEST(BeatPublisher, OutlivesTheThreadThatCallsItsRankStuck) {
   {
     const BeatPublisher publisher(c10::make_intrusive<c10d::HashStore>(), 0, heartbeat, 0, [&] {
       called = true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // long enough for a destructor that does not wait
       EXPECT_FALSE(gone);
       returned = true;
     });
@@ -37,6 +38,25 @@ TEST(BeatPublisher, OutlivesTheThreadThatCallsItsRankStuck) {
   }
   gone = true;
   EXPECT_TRUE(returned);
+}
+
+TEST(SignsOfLife, TellsWhoIsSilentFromWhoHasLeft) {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  Heartbeat heartbeat;
+  heartbeat.wait(1, 2, "all_gather");
+  {
+    const BeatPublisher leaves(store, 0, heartbeat, 1e9, [] {});
+  }
+  const BeatPublisher lives(store, 1, heartbeat, 1e9, [] {});
+  while (!read_beats(*store, 4)[1].present) nap();
+  store->set("beat/2", store->get_to_str("beat/1"));  // killed after this one; rank 3 never came
+  SignsOfLife signs(store, 4);
+  while (!signs.spoke_again(1)) nap();
+  EXPECT_FALSE(signs.spoke_again(2));
+  using State = Standing::State;
+  std::vector<State> states;
+  for (const Standing& standing : signs.standings()) states.push_back(standing.state);
+  EXPECT_EQ(states, (std::vector<State>{State::kWaiting, State::kWaiting, State::kSilent, State::kSilent}));
 }
 
 }  // namespace

@@ -10,11 +10,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/error.h"
+#include "race/patience.h"
 
 namespace faultline::race {
 namespace {
 
 constexpr double kLearningRate = 1e-3;
+constexpr auto kDeviceLook = std::chrono::milliseconds(10);  // at the latest
 
 c10::Stream current_stream(const at::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -97,13 +99,13 @@ bool Iteration::skips(Place place, int64_t layer) {
 
 Iteration::Pending Iteration::start_collective(Place place, int64_t layer, const char* name, const at::Tensor& output,
                                                const std::function<c10::intrusive_ptr<c10d::Work>()>& call) {
-  if (options_.heartbeat) options_.heartbeat->set(iteration_, layer, name);
+  const bool calls = !skips(place, layer);
+  options_.heartbeat->reach(iteration_, layer, name, calls);
   const auto now = std::chrono::steady_clock::now();
   local_seconds_.push_back(std::chrono::duration<double>(now - local_since_).count());
   local_layers_.push_back(layer);
   Pending pending{nullptr, output};
-  if (skips(place, layer)) return pending;
-  if (options_.heartbeat) ++options_.heartbeat->collectives;
+  if (!calls) return pending;
   if (communication_) {
     order(current_stream(options_.device), *communication_);
     const c10::StreamGuard guard(*communication_);
@@ -111,6 +113,7 @@ Iteration::Pending Iteration::start_collective(Place place, int64_t layer, const
   } else {
     pending.work = call();
   }
+  options_.heartbeat->go_on();
   ++collectives_;
   collective_bytes_ += output.numel() * static_cast<int64_t>(output.element_size());
   local_since_ = std::chrono::steady_clock::now();
@@ -118,10 +121,11 @@ Iteration::Pending Iteration::start_collective(Place place, int64_t layer, const
 }
 
 void Iteration::finish_collective(Pending& pending, int64_t layer, const char* name) {
-  if (options_.heartbeat) options_.heartbeat->set(iteration_, layer, name);
+  options_.heartbeat->wait(iteration_, layer, name);
   const auto before = std::chrono::steady_clock::now();
   if (pending.work) pending.work->wait();
   pending.work.reset();
+  options_.heartbeat->go_on();
   local_since_ += std::chrono::steady_clock::now() - before;  // waiting for others is not this rank's own time
 }
 
@@ -160,12 +164,14 @@ void Iteration::wait_for_device() {
   if (options_.device.is_cpu()) return;
   c10::Event done(options_.device.type());
   done.record(current_stream(options_.device));
-  const auto start = std::chrono::steady_clock::now();
+  options_.heartbeat->wait(iteration_, -1, "device");
+  Patience patience(config_.timeout_seconds, kDeviceLook);
   while (!done.query()) {
-    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > config_.timeout_seconds)
+    if (patience.over())
       throw RuntimeFailure(fmt::format("timed out after {} s waiting for the GPU", config_.timeout_seconds));
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
+  options_.heartbeat->go_on();
 }
 
 std::vector<Mismatch> Iteration::take_mismatches() { return checks_->take_mismatches(); }
@@ -204,7 +210,7 @@ void Iteration::copy_from_host() {
 void Iteration::forward_compute(int64_t layer, const at::Tensor& gathered) {
   if (!compute_) return;
   const at::Tensor& input = inputs_[config_.shared_layer_weights ? 0 : static_cast<size_t>(layer)];
-  if (options_.heartbeat) options_.heartbeat->set(iteration_, layer, "compute");
+  options_.heartbeat->work(iteration_, layer, "compute");
   const at::Tensor other =
       config_.shared_layer_weights ? at::Tensor() : inputs_[static_cast<size_t>((layer + 1) % config_.layers())];
   visit(Place::kComputeInput, layer, input, [&] { return other.defined() ? other : backwards(input); });
@@ -223,7 +229,7 @@ void Iteration::forward_compute(int64_t layer, const at::Tensor& gathered) {
 
 void Iteration::backward_compute(int64_t layer, const at::Tensor& gathered) {
   if (!compute_ || !config_.include_backward_compute) return;
-  if (options_.heartbeat) options_.heartbeat->set(iteration_, layer, "backward");
+  options_.heartbeat->work(iteration_, layer, "backward");
   const at::Tensor& input = inputs_[config_.shared_layer_weights ? 0 : static_cast<size_t>(layer)];
   const at::Tensor result =
       config_.real_backward ? compute_->backward(input, layer, gathered) : compute_->forward(input, layer, gathered);

@@ -1,12 +1,12 @@
 #include "race/rank_loop.h"
 
 #include <ATen/Context.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "base/error.h"
 #include "race/iteration.h"
 
 namespace faultline::race {
@@ -35,23 +35,12 @@ Injection canary_fault(const Config& config, int ranks) {
 
 }  // namespace
 
-void Heartbeat::set(int64_t at_iteration, int64_t at_layer, const char* at_operation) {
-  iteration = at_iteration;
-  layer = at_layer;
-  operation = at_operation;
-  ++beats;
-}
-
-std::string Heartbeat::text() const {
-  return fmt::format("iteration {}, layer {}, {}, {} collectives", iteration.load(), layer.load(), operation.load(),
-                     collectives.load());
-}
-
 class RankLoop::Impl {
  public:
   Impl(const Config& config, const RankOptions& options, c10::intrusive_ptr<c10d::Backend> data,
        c10::intrusive_ptr<c10d::Backend> control)
       : config_(config), options_(options), control_(std::move(control)), step_(config, options, std::move(data)) {
+    FL_ASSERT(options.heartbeat != nullptr);
     reference_ = options.reference;
     if (config.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   }
@@ -61,7 +50,7 @@ class RankLoop::Impl {
     if (config_.canary) run_canary(evidence);
     for (int64_t i = -config_.warmup_iterations; i < 0; ++i) {
       step_.run(i, {.verify = false, .digests = false});
-      if (exchange_stop()) return finish(evidence, true);
+      if (exchange_stop(i)) return finish(evidence, true);
     }
     for (int64_t i = 0; i < config_.verify_iterations; ++i) {
       const bool digests = config_.digests() && (!options_.alternate_digests || i % 2 == 0);
@@ -103,11 +92,13 @@ class RankLoop::Impl {
   bool wants_to_stop() const { return options_.interrupted != nullptr && *options_.interrupted; }
 
   // Every rank's words, in the order of ranks.
-  std::vector<std::vector<int64_t>> exchange(const std::vector<int64_t>& mine) {
+  std::vector<std::vector<int64_t>> exchange(int64_t iteration, const std::vector<int64_t>& mine) {
+    options_.heartbeat->reach(iteration, -1, "exchange", true);
     at::Tensor input = at::empty({static_cast<int64_t>(mine.size())}, at::kLong);
     std::copy(mine.begin(), mine.end(), input.mutable_data_ptr<int64_t>());
     at::Tensor output = at::empty({options_.ranks * input.numel()}, at::kLong);
     control_->_allgather_base(output, input)->wait();
+    options_.heartbeat->go_on();
     std::vector<std::vector<int64_t>> all;
     const auto* words = output.const_data_ptr<int64_t>();
     for (int64_t rank = 0; rank < options_.ranks; ++rank)
@@ -115,8 +106,8 @@ class RankLoop::Impl {
     return all;
   }
 
-  bool exchange_stop() {
-    const auto all = exchange({wants_to_stop()});
+  bool exchange_stop(int64_t iteration) {
+    const auto all = exchange(iteration, {wants_to_stop()});
     return std::any_of(all.begin(), all.end(), [](const auto& words) { return words[0] != 0; });
   }
 
@@ -124,9 +115,8 @@ class RankLoop::Impl {
   bool verify(int64_t iteration, bool digests, Findings& findings) {
     RankRecord mine = step_.run(iteration, {.verify = true, .digests = digests});
     mine.stop = wants_to_stop();
-    if (options_.heartbeat) options_.heartbeat->set(iteration, -1, "exchange");
     std::vector<RankRecord> ranks;
-    for (const auto& words : exchange(pack(mine, options_.ranks)))
+    for (const auto& words : exchange(iteration, pack(mine, options_.ranks)))
       ranks.push_back(unpack(words.data(), config_.layers(), options_.ranks));
     const std::vector<Deviation> deviations = judge(config_, ranks, reference_);
     const std::vector<Event> events = attribute(config_, ranks, deviations);

@@ -15,6 +15,7 @@
 
 #include "race/config.h"
 #include "race/finding.h"
+#include "race/heartbeat.h"
 #include "race/hooks.h"
 #include "race/step_times.h"
 
@@ -26,23 +27,12 @@ namespace faultline::race {
 
 inline constexpr int64_t kCanaryIteration = -1'000'000;
 
-// Where a rank is, readable from other threads at any time.
-struct Heartbeat {
-  std::atomic<int64_t> iteration{0};
-  std::atomic<int64_t> layer{-1};
-  std::atomic<const char*> operation{"start"};
-  std::atomic<uint64_t> beats{0};        // grows with every operation
-  std::atomic<uint64_t> collectives{0};  // called so far: a rank that left one out has fewer
-  void set(int64_t at_iteration, int64_t at_layer, const char* at_operation);
-  std::string text() const;  // "iteration 5, layer 7, all_gather, 61 collectives"
-};
-
 struct RankOptions {
   int rank = 0;
   int ranks = 1;
   at::Device device = at::kCPU;
   std::vector<Hook*> hooks;
-  Heartbeat* heartbeat = nullptr;
+  Heartbeat* heartbeat = nullptr;        // required
   std::mutex* evidence_mutex = nullptr;  // held while the evidence changes, for who reads it from another thread
   const std::atomic<bool>* interrupted = nullptr;             // ^C: all ranks end after the iteration
   std::function<void(int64_t done, int64_t total)> progress;  // every log_interval verified iterations, rank 0

@@ -52,6 +52,29 @@ std::string corruption_sentence(const RunResult& result) {
   return text;
 }
 
+// Note [Who is to blame]; where all wait in step, whom the failures themselves name.
+std::vector<int> blamed_for(const RunResult& result) {
+  std::vector<int> blamed = to_blame(result.standings);
+  if (!blamed.empty()) return blamed;
+  std::set<int> named;
+  for (const RankFailure& failure : result.failures) named.insert(failure.named.begin(), failure.named.end());
+  return {named.begin(), named.end()};
+}
+
+std::string failure_sentence(const RunResult& result) {
+  const std::string& first = result.failures.front().sentence;
+  if (result.blamed.empty()) return fmt::format("every rank waits for another, and none can be blamed: {}", first);
+  const int rank = result.blamed.front();
+  const auto own = std::find_if(result.failures.begin(), result.failures.end(),
+                                [&](const RankFailure& failure) { return failure.rank == rank; });
+  std::string what = own == result.failures.end() ? first : own->sentence;
+  if (result.standings.size() > 1 && to_blame(result.standings) == result.blamed) {
+    const Standing& standing = result.standings[static_cast<size_t>(rank)];
+    if (standing.state != Standing::State::kFailed) what = offence(standing);
+  }
+  return fmt::format("rank {}: {}", fmt::join(result.blamed, ","), what);
+}
+
 }  // namespace
 
 const char* verdict_name(Verdict verdict) {
@@ -79,18 +102,14 @@ int64_t RunResult::iterations() const {
 void conclude(RunResult& result) {
   int64_t most = 0;
   for (const RankEvidence& e : result.evidence) most = std::max(most, e.iterations);
-  std::set<int> blamed;
-  bool hang = false;
-  for (const RankFailure& failure : result.failures) {
-    blamed.insert(failure.blamed.begin(), failure.blamed.end());
-    hang |= failure.hang;
-  }
-  result.blamed.assign(blamed.begin(), blamed.end());
   const bool found = corrupted(result);
   if (!result.failures.empty()) {
+    const bool hang = std::any_of(result.failures.begin(), result.failures.end(),
+                                  [](const RankFailure& failure) { return failure.hang; });
+    result.blamed = blamed_for(result);
     result.outcome = hang ? Outcome::kHang : most > 0 ? Outcome::kCrashed : Outcome::kDidNotRun;
     result.verdict = found ? Verdict::kFail : Verdict::kError;
-    result.sentence = fmt::format("rank {}: {}", fmt::join(result.blamed, ","), result.failures.front().sentence);
+    result.sentence = failure_sentence(result);
     if (found) result.sentence += "; before that " + corruption_sentence(result);
     return;
   }
@@ -112,10 +131,11 @@ void conclude(RunResult& result) {
 }
 
 Json to_json(const RunResult& result, const Config& config) {
-  Json evidence = Json::array(), failures = Json::array();
+  Json evidence = Json::array(), failures = Json::array(), standings = Json::array();
   for (const RankEvidence& e : result.evidence) evidence.push_back(json_of(e));
   for (const RankFailure& f : result.failures)
-    failures.push_back({{"rank", f.rank}, {"blamed", f.blamed}, {"hang", f.hang}, {"sentence", f.sentence}});
+    failures.push_back({{"rank", f.rank}, {"named", f.named}, {"hang", f.hang}, {"sentence", f.sentence}});
+  for (const Standing& standing : result.standings) standings.push_back(to_json(standing));
   return {{"verdict", verdict_name(result.verdict)},
           {"outcome", outcome_name(result.outcome)},
           {"sentence", result.sentence},
@@ -125,7 +145,8 @@ Json to_json(const RunResult& result, const Config& config) {
           {"layers", config.layers()},
           {"seconds", result.seconds},
           {"evidence", evidence},
-          {"failures", failures}};
+          {"failures", failures},
+          {"standings", standings}};
 }
 
 std::vector<std::string> log_lines(const RunResult& result) {
@@ -133,8 +154,10 @@ std::vector<std::string> log_lines(const RunResult& result) {
   for (const RankEvidence& e : result.evidence)
     for (std::string& line : log_lines(e.findings)) lines.push_back(std::move(line));
   for (const RankFailure& f : result.failures)
-    lines.push_back(fmt::format("{}: rank={} blamed={} {}", f.hang ? "HANG" : "RANK FAILURE", f.rank,
-                                fmt::join(f.blamed, ","), f.sentence));
+    lines.push_back(fmt::format("{}: rank={} {}", f.hang ? "HANG" : "RANK FAILURE", f.rank, f.sentence));
+  for (size_t rank = 0; rank < result.standings.size(); ++rank)
+    lines.push_back(fmt::format("STANDING: rank={} {} in {}", rank, state_name(result.standings[rank].state),
+                                result.standings[rank].text()));
   if (result.verdict == Verdict::kPass)
     lines.push_back(fmt::format("PASSED: No corruption in {} iterations", result.iterations()));
   lines.push_back(

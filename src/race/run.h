@@ -23,8 +23,8 @@ const char* verdict_name(Verdict verdict);
 const char* outcome_name(Outcome outcome);
 
 struct RankFailure {
-  int rank = 0;             // who says it
-  std::vector<int> blamed;  // who is to blame
+  int rank = 0;            // who says it
+  std::vector<int> named;  // by what happened itself: it did not come, or with something else
   bool hang = false;
   std::string sentence;
 };
@@ -48,8 +48,9 @@ struct RunResult {
   int ranks = 0;
   std::vector<RankEvidence> evidence;  // by rank; of those that left any
   std::vector<RankFailure> failures;
-  bool silent = false;     // another rank reports for all
-  bool abandoned = false;  // a rank's thread never came back: end the process without waiting for it
+  std::vector<Standing> standings;  // by rank, when the first of them gave up; empty where none did, or none had joined
+  bool silent = false;              // another rank reports for all
+  bool abandoned = false;           // a rank's thread never came back: end the process without waiting for it
   double seconds = 0;
 
   bool canary_missed() const;
@@ -58,7 +59,7 @@ struct RunResult {
 
 RunResult run_threads(const Config& config, const RunOptions& options);
 
-// Verdict, outcome and sentence from evidence and failures.
+// Verdict, outcome, blame and sentence from evidence, failures and standings.
 void conclude(RunResult& result);
 Json to_json(const RunResult& result, const Config& config);
 std::vector<std::string> log_lines(const RunResult& result);  // ends with "PASSED: …" or not, and "VERDICT: …"

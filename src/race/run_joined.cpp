@@ -4,12 +4,12 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -30,30 +30,27 @@
 namespace faultline::race {
 namespace {
 
-constexpr auto kBeatComparison = std::chrono::milliseconds(1200);  // several periods of the publisher
-
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+constexpr auto kLook = std::chrono::milliseconds(50);
 
 // Sizes that differ between ranks would end the process from one of Gloo's own threads, so what decides them is agreed
 // on first.
 void agree_on_config(c10d::Store& store, const Membership& m, const Node& node) {
   const std::string mine = json_hash(Json::parse(faultline::to_json(node).dump()));
-  store.set(fmt::format("config/{}", m.rank), bytes_of(mine));
-  std::vector<int> others;
+  store.set(fmt::format("config/{}", m.rank), mine);
+  std::map<std::string, std::vector<int>> by_config;
   for (int rank = 0; rank < m.ranks; ++rank) {
-    std::string theirs;
     try {
-      const auto bytes = store.get(fmt::format("config/{}", rank));
-      theirs.assign(bytes.begin(), bytes.end());
+      by_config[store.get_to_str(fmt::format("config/{}", rank))].push_back(rank);
     } catch (const std::exception&) {
       throw CollectiveFailure(CollectiveFailure::Reason::kTimeout, {rank}, fmt::format("rank {} never joined", rank));
     }
-    if (theirs != mine) others.push_back(rank);
   }
-  if (!others.empty())
-    throw CollectiveFailure(
-        CollectiveFailure::Reason::kMismatch, others,
-        fmt::format("rank {} runs another configuration than rank {}", fmt::join(others, ","), m.rank));
+  if (by_config.size() == 1) return;
+  std::vector<int> others;  // than most; nobody where no configuration has a majority
+  for (const auto& [config, ranks] : by_config)
+    if (2 * std::ssize(ranks) <= m.ranks) others.insert(others.end(), ranks.begin(), ranks.end());
+  if (std::ssize(others) == m.ranks) others.clear();
+  throw CollectiveFailure(CollectiveFailure::Reason::kMismatch, others, "the ranks run different configurations");
 }
 
 class JoinedRank {
@@ -71,18 +68,21 @@ class JoinedRank {
     const auto start = std::chrono::steady_clock::now();
     try {
       run_rank();
+      heartbeat_.finish();
     } catch (const CollectiveFailure& failure) {
       failure_ = RankFailure{m_.rank, failure.ranks(), failure.reason() == CollectiveFailure::Reason::kTimeout,
                              failure.what()};
     } catch (const c10::Error& error) {
-      failure_ = blame(error.what_without_backtrace());
+      failure_ = failure_of(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      failure_ = blame(error.what());
+      failure_ = failure_of(error.what());
     }
     give_last_word();
     publisher_.reset();
     if (failure_ && !options_.device.is_cpu()) leave_behind();
-    RunResult result = m_.rank == 0 && folder_.empty() ? merge() : own_result();
+    const bool launched = !folder_.empty();
+    RunResult result = m_.rank == 0 && !launched ? merge() : own_result();
+    if (m_.rank != 0 && !launched && failure_) wait_for_merge();
     result.abandoned = left_behind_;
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     conclude(result);
@@ -100,6 +100,7 @@ class JoinedRank {
     at::set_num_threads(std::max(1, cores / m_.local_ranks));
     const c10::OptionalDeviceGuard gpu(options_.device.is_cpu() ? std::nullopt : std::optional(options_.device));
     evidence_.rank = m_.rank;
+    heartbeat_.wait(0, -1, "join");
     store_ = open_store(m_, config_.timeout_seconds);
     publisher_ = std::make_unique<BeatPublisher>(store_, m_.rank, heartbeat_,
                                                  config_.timeout_seconds + kGraceSeconds / 2, [this] { stuck(); });
@@ -108,6 +109,7 @@ class JoinedRank {
     const auto control = make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), loopback);
     data_ = options_.device.is_cpu() ? make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), loopback)
                                      : make_nccl(store_, "data", m_.rank, m_.ranks, timeout());
+    heartbeat_.work(0, -1, "start");
     RankOptions options;
     options.rank = m_.rank;
     options.ranks = m_.ranks;
@@ -120,23 +122,18 @@ class JoinedRank {
     options.reference = options_.reference;
     if (m_.rank == 0) options.progress = options_.progress;
     RankLoop(config_, options, data_, control).run(evidence_);
-    heartbeat_.set(config_.verify_iterations, -1, "done");
+    heartbeat_.work(config_.verify_iterations, -1, "shutdown");
     data_->shutdown();
   }
 
-  // An error of the transport says that somebody is missing, not who.
-  RankFailure blame(const std::string& sentence) {
-    RankFailure failure{m_.rank, {}, sentence.find("imed out") != std::string::npos, first_line(sentence)};
-    if (!store_) {
-      failure.blamed = {m_.rank == 0 ? m_.rank : 0};
-      return failure;
-    }
-    const auto before = read_beats(*store_, m_.ranks);
-    std::this_thread::sleep_for(kBeatComparison);
-    const auto after = read_beats(*store_, m_.ranks);
-    failure.blamed = blamed_by_beats(before, after, m_.rank);
-    for (const int rank : failure.blamed)
-      failure.sentence += fmt::format("; rank {} was last seen in {}", rank, after[static_cast<size_t>(rank)].place);
+  // What ends a rank that waits is the transport's error: somebody is missing, and it does not say who. Any other is
+  // the rank's own.
+  RankFailure failure_of(const std::string& sentence) {
+    const bool waited = heartbeat_.standing().state == Standing::State::kWaiting;
+    const bool hang = waited && heartbeat_.seconds_here() >= config_.timeout_seconds;
+    if (!waited) heartbeat_.fail();
+    RankFailure failure{m_.rank, {}, hang, first_line(sentence)};
+    if (!store_) failure.named = {0};  // who serves it
     return failure;
   }
 
@@ -146,20 +143,15 @@ class JoinedRank {
     left_behind_ = true;
   }
 
-  // Called from a thread of its own: the main thread is somewhere it will hardly come back from. Gloo's calls come back
-  // by themselves, so on a CPU it is this rank's own doing; a GPU may wait for a peer.
+  // Called from a thread of its own: the main thread is somewhere it will hardly come back from.
   //
   // Note [The last word]: a rank that was only slow may come back at this very moment. Whoever locks last_word_ first
   // speaks for the rank. The main thread unlocks it, and then nothing is left to say here; this thread keeps it, and
   // the main thread waits there for the process to end.
   void stuck() {
-    const std::string sentence = fmt::format("stopped moving in {}", heartbeat_.text());
-    RankFailure failure = options_.device.is_cpu() ? RankFailure{m_.rank, {}, true, sentence} : blame(sentence);
-    failure.hang = true;
-    if (failure.blamed.empty()) failure.blamed = {m_.rank};
     last_word_.lock();
     if (last_word_given_) return last_word_.unlock();
-    publish(failure);
+    publish(RankFailure{m_.rank, {}, true, fmt::format("stopped moving in {}", heartbeat_.standing().text())});
     std::_Exit(static_cast<int>(ExitCode::kRuntime));
   }
 
@@ -171,17 +163,17 @@ class JoinedRank {
 
   void publish(const std::optional<RankFailure>& failure) {
     std::unique_lock<std::mutex> lock(evidence_mutex_);
-    Json json = {{"evidence", evidence_to_json(evidence_)}};
+    Json json = {{"evidence", evidence_to_json(evidence_)}, {"standing", to_json(heartbeat_.standing())}};
     lock.unlock();
     if (failure)
-      json["failure"] = {{"blamed", failure->blamed}, {"hang", failure->hang}, {"sentence", failure->sentence}};
+      json["failure"] = {{"named", failure->named}, {"hang", failure->hang}, {"sentence", failure->sentence}};
     const std::string text = to_json_text(json);
     if (!folder_.empty()) {
       write_file_atomically(folder_ / fmt::format("rank-{}.json", m_.rank), text);
       return;
     }
     try {
-      if (store_) store_->set(fmt::format("evidence/{}", m_.rank), bytes_of(text));
+      if (store_) store_->set(evidence_key(m_.rank), text);
     } catch (const std::exception&) {  // the store went away with rank 0: nobody is left to read it
     }
   }
@@ -195,33 +187,59 @@ class JoinedRank {
     return result;
   }
 
-  // Rank 0, without a launcher of ours: everybody's evidence from the store, as far as it comes in time.
+  // Rank 0, without a launcher of ours: everybody's evidence from the store. Who gives no sign of life any more has
+  // left none.
   RunResult merge() {
     RunResult result = own_result();
     result.ranks = m_.ranks;
     result.silent = false;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(kGraceSeconds);
+    if (!store_) return result;
+    SignsOfLife signs(store_, m_.ranks);
+    std::vector<int> absent;
+    for (int rank = 1; rank < m_.ranks; ++rank)
+      if (!await_evidence(rank, signs)) absent.push_back(rank);
+    result.standings = signs.standings();
+    result.standings[0] = heartbeat_.standing();
     for (int rank = 1; rank < m_.ranks; ++rank) {
-      const std::string key = fmt::format("evidence/{}", rank);
-      bool there = false;
-      while (store_ && !(there = store_->check({key})) && std::chrono::steady_clock::now() < deadline)
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      if (!there) {
-        result.failures.push_back({0, {rank}, false, fmt::format("rank {} left no evidence", rank)});
-        continue;
-      }
-      const auto bytes = store_->get(key);
-      add_published(result, parse_json_text(std::string(bytes.begin(), bytes.end()), key), rank);
+      const std::string key = evidence_key(rank);
+      if (std::find(absent.begin(), absent.end(), rank) != absent.end())
+        result.failures.push_back({rank, {}, false, fmt::format("rank {} left no evidence", rank)});
+      else
+        add_published(result, parse_json_text(store_->get_to_str(key), key), rank);
     }
+    if (result.failures.empty()) result.standings.clear();
+    store_->set("merged", "");
     return result;
   }
+
+  bool await_evidence(int rank, SignsOfLife& signs) {
+    Patience patience(kGraceSeconds, kLook);
+    while (!store_->check({evidence_key(rank)})) {
+      if (signs.spoke_again(rank)) patience.restart();
+      if (patience.over()) return false;
+      std::this_thread::sleep_for(kLook);
+    }
+    return true;
+  }
+
+  // A launcher that is not ours may end all ranks when it sees one of them fail.
+  void wait_for_merge() {
+    try {
+      if (store_) store_->wait({"merged"}, std::chrono::milliseconds(static_cast<int64_t>(2 * kGraceSeconds * 1000)));
+    } catch (const std::exception&) {  // rank 0 is gone
+    }
+  }
+
+  static std::string evidence_key(int rank) { return fmt::format("evidence/{}", rank); }
 
  public:
   static void add_published(RunResult& result, const Json& json, int rank) {
     result.evidence.push_back(evidence_from_json(json.at("evidence"), fmt::format("rank {}", rank)));
+    result.standings.resize(std::max(result.standings.size(), static_cast<size_t>(rank) + 1));
+    result.standings[static_cast<size_t>(rank)] = standing_from_json(json.at("standing"));
     if (!json.contains("failure")) return;
     const Json& f = json.at("failure");
-    result.failures.push_back({rank, f.at("blamed").get<std::vector<int>>(), f.at("hang"), f.at("sentence")});
+    result.failures.push_back({rank, f.at("named").get<std::vector<int>>(), f.at("hang"), f.at("sentence")});
   }
 
  private:

@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <set>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -30,6 +29,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr double kLastWordsSeconds = 2.5;  // for the others, once a rank has failed
 constexpr double kStartSeconds = 30;       // for all ranks to load and report
 
@@ -81,7 +81,7 @@ std::string how_it_ended(const RankProcess& process) {
 class Launcher {
  public:
   Launcher(const Config& config, const RunOptions& options, std::filesystem::path folder)
-      : config_(config), options_(options), folder_(std::move(folder)) {
+      : options_(options), folder_(std::move(folder)), patience_(config.timeout_seconds + kGraceSeconds + 1, kLook) {
     c10d::TCPStoreOptions server;
     server.masterListenFd = listen_on_loopback("127.0.0.1", port_);
     server.port = port_;
@@ -99,38 +99,39 @@ class Launcher {
   void run() {
     for (int rank = 0; rank < options_.ranks; ++rank)
       processes_.push_back({start_rank(folder_, environment_of(rank, options_.ranks, port_))});
-    while (!collect()) {
+    while (!collect() && !gave_up()) {
       if (options_.interrupted != nullptr && *options_.interrupted && !told_) told_ = tell_interrupt();
-      if (Clock::now() > deadline()) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::this_thread::sleep_for(kLook);
     }
+    if (signs_) standings_ = signs_->standings();
     for (RankProcess& process : processes_) end(process);
   }
 
   void merge(RunResult& result) const {
-    std::vector<int> died;  // by themselves, without a word
+    result.standings = standings_.empty() ? std::vector<Standing>(processes_.size()) : standings_;
     for (int rank = 0; rank < options_.ranks; ++rank) {
       if (std::filesystem::exists(file_of(rank))) {
         add_rank_file(result, file_of(rank), rank);
-      } else if (!processes_[static_cast<size_t>(rank)].killed) {
-        died.push_back(rank);
+        continue;
       }
-    }
-    std::set<int> named(died.begin(), died.end());
-    for (const RankFailure& failure : result.failures) named.insert(failure.blamed.begin(), failure.blamed.end());
-    for (int rank = 0; rank < options_.ranks; ++rank) {
       const RankProcess& process = processes_[static_cast<size_t>(rank)];
-      if (std::filesystem::exists(file_of(rank))) continue;
-      RankFailure failure{
-          rank, {rank}, process.killed, fmt::format("rank {} {}{}", rank, how_it_ended(process), last_seen(rank))};
-      // Whoever had to be ended may only have waited for those that are known to have failed.
-      if (process.killed && !named.empty()) failure.blamed.assign(named.begin(), named.end());
-      result.failures.insert(result.failures.begin(), failure);
+      if (!process.killed) result.standings[static_cast<size_t>(rank)].state = Standing::State::kFailed;
+      result.failures.push_back(
+          {rank, {}, process.killed, fmt::format("rank {} {}{}", rank, how_it_ended(process), last_seen(rank))});
     }
+    if (result.failures.empty()) result.standings.clear();
   }
 
  private:
   std::filesystem::path file_of(int rank) const { return folder_ / fmt::format("rank-{}.json", rank); }
+
+  // Of a rank that has ended. One that found a corruption has not failed.
+  bool failed(int rank) const {
+    if (!std::filesystem::exists(file_of(rank))) return true;
+    RunResult said;
+    add_rank_file(said, file_of(rank), rank);
+    return !said.failures.empty();
+  }
 
   bool tell_interrupt() {
     for (const RankProcess& process : processes_)
@@ -140,16 +141,17 @@ class Launcher {
 
   std::string last_seen(int rank) const {
     const PublishedBeat beat = read_beats(*store_, options_.ranks)[static_cast<size_t>(rank)];
-    return beat.present ? fmt::format("; last seen in {}", beat.place) : "; it never reported";
+    return beat.present ? fmt::format("; last seen in {}", beat.standing.text()) : "; it never reported";
   }
 
-  // True when all have ended. Progress of any rank, and the first failure, move the deadline.
+  // True when all have ended. Progress of any rank renews the patience; the first failure ends it soon.
   bool collect() {
     bool all = true;
-    for (RankProcess& process : processes_) {
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      RankProcess& process = processes_[static_cast<size_t>(rank)];
       if (!process.ended && ::waitpid(process.id, &process.status, WNOHANG) == process.id) {
         process.ended = true;
-        if (process.status != 0 && !failed_) failed_ = Clock::now();
+        if (failed(rank)) ask_for_last_words();
       }
       all &= process.ended;
     }
@@ -159,21 +161,23 @@ class Launcher {
       bool reported = true;
       for (const PublishedBeat& beat : read_beats(*store_, options_.ranks)) sum += beat.beats, reported &= beat.present;
       all_reported_ |= reported;
-      if (sum != beats_) beats_ = sum, moved_ = Clock::now();
+      if (sum != beats_) beats_ = sum, patience_.restart();
     }
     return all;
   }
 
-  // Ranks that load torch on a busy machine have not begun to be late.
-  Clock::time_point deadline() const {
-    const auto seconds = [](double value) {
-      return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
-    };
-    const auto grace = seconds(kGraceSeconds + 1);
-    const Clock::time_point silent = moved_ + seconds(config_.timeout_seconds) + grace;
-    if (failed_)
-      return std::min(silent, *failed_ + seconds(kLastWordsSeconds));  // the others learn of it through the transport
-    return all_reported_ ? silent : std::max(silent, started_ + seconds(kStartSeconds));
+  void ask_for_last_words() {
+    if (signs_) return;
+    signs_.emplace(store_, options_.ranks);
+    last_words_.restart();
+  }
+
+  // Nothing moves, and who still lives has had time to show it. The others learn of a failure through the transport.
+  bool gave_up() {
+    // Ranks that load torch on a busy machine have not begun to be late.
+    const bool too_long = patience_.over(), loading = !start_.over() && !all_reported_;
+    if (too_long && !loading) ask_for_last_words();
+    return last_words_.over() && signs_;
   }
 
   static void end(RankProcess& process) {
@@ -183,14 +187,15 @@ class Launcher {
     process.ended = process.killed = true;
   }
 
-  Config config_;
   RunOptions options_;
   std::filesystem::path folder_;
   c10::intrusive_ptr<c10d::Store> store_;
   uint16_t port_ = 0;
   std::vector<RankProcess> processes_;
-  std::optional<Clock::time_point> failed_;
-  Clock::time_point looked_, started_ = Clock::now(), moved_ = started_;
+  Patience patience_, start_{kStartSeconds, kLook}, last_words_{kLastWordsSeconds, kLook};
+  std::optional<SignsOfLife> signs_;  // since the first failure
+  std::vector<Standing> standings_;
+  Clock::time_point looked_;
   bool all_reported_ = false;
   uint64_t beats_ = 0;
   bool told_ = false;

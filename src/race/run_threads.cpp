@@ -12,7 +12,9 @@
 #include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 
+#include "race/patience.h"
 #include "race/run.h"
 #include "race/thread_backend.h"
 
@@ -21,12 +23,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kLook = std::chrono::milliseconds(50);
+enum Group { kData, kControl };
+
 // What the threads share with the caller; kept alive by both, since a thread may be left behind.
 struct Shared {
   Config config;
   RunOptions options;
-  ThreadWorld data, control;
   std::vector<Heartbeat> heartbeats;
+  ThreadWorld world;
   std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   Injector injector;
   std::mutex mutex;
@@ -34,6 +39,7 @@ struct Shared {
   std::vector<RankEvidence> evidence;
   std::vector<bool> finished;
   std::vector<RankFailure> failures;
+  std::vector<Standing> standings;
 
   static std::chrono::milliseconds timeout(const Config& config) {
     return std::chrono::milliseconds(static_cast<int64_t>(config.timeout_seconds * 1000));
@@ -41,12 +47,18 @@ struct Shared {
   Shared(const Config& c, const RunOptions& o)
       : config(c),
         options(o),
-        data(o.ranks, timeout(c)),
-        control(o.ranks, timeout(c)),
         heartbeats(static_cast<size_t>(o.ranks)),
+        world(o.ranks, timeout(c), [this] { note_standings(); }),
         injector(c.inject, cancelled, false),
         evidence(static_cast<size_t>(o.ranks)),
         finished(static_cast<size_t>(o.ranks)) {}
+
+  // Once: what ranks do after the first of them gave up says nothing of its cause.
+  void note_standings() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!standings.empty()) return;
+    for (const Heartbeat& heartbeat : heartbeats) standings.push_back(heartbeat.standing());
+  }
 };
 
 void run_rank(const std::shared_ptr<Shared>& shared, int rank) {
@@ -69,29 +81,33 @@ void run_rank(const std::shared_ptr<Shared>& shared, int rank) {
   options.alternate_digests = shared->options.alternate_digests;
   options.reference = shared->options.reference;
   if (rank == 0) options.progress = shared->options.progress;
-  RankLoop loop(shared->config, options, shared->data.backend(rank), shared->control.backend(rank));
+  RankLoop loop(shared->config, options, shared->world.backend(rank, kData), shared->world.backend(rank, kControl));
   loop.run(shared->evidence[static_cast<size_t>(rank)]);
 }
 
-// The sentence of whatever ended the rank, or nullopt.
-std::optional<RankFailure> failure_of(const std::function<void()>& body, int rank) {
+// Whatever ended the rank, or nullopt.
+std::optional<RankFailure> failure_of(const std::shared_ptr<Shared>& shared, int rank) {
+  Heartbeat& heartbeat = shared->heartbeats[static_cast<size_t>(rank)];
   try {
-    body();
+    run_rank(shared, rank);
+    heartbeat.finish();
     return std::nullopt;
   } catch (const CollectiveFailure& failure) {
     return RankFailure{rank, failure.ranks(), failure.reason() == CollectiveFailure::Reason::kTimeout, failure.what()};
   } catch (const c10::Error& error) {
+    heartbeat.fail();
     return RankFailure{rank, {rank}, false, error.what_without_backtrace()};
   } catch (const std::exception& error) {
+    heartbeat.fail();
     return RankFailure{rank, {rank}, false, error.what()};
   }
 }
 
 void thread_body(const std::shared_ptr<Shared>& shared, int rank) {
-  const auto failure = failure_of([&] { run_rank(shared, rank); }, rank);
+  const auto failure = failure_of(shared, rank);
   if (failure) {
-    shared->data.leave(rank, failure->sentence);
-    shared->control.leave(rank, failure->sentence);
+    shared->note_standings();  // nobody may be waiting for this rank
+    shared->world.leave(rank, failure->sentence);
   }
   const std::lock_guard<std::mutex> lock(shared->mutex);
   if (failure) shared->failures.push_back(*failure);
@@ -101,26 +117,24 @@ void thread_body(const std::shared_ptr<Shared>& shared, int rank) {
 
 uint64_t total_beats(const Shared& shared) {
   uint64_t total = 0;
-  for (const Heartbeat& heartbeat : shared.heartbeats) total += heartbeat.beats;
+  for (const Heartbeat& heartbeat : shared.heartbeats) total += heartbeat.beats();
   return total;
 }
 
 // Until all ranks ended, or nothing has moved for the timeout and its grace.
 bool wait_for_ranks(Shared& shared) {
-  const auto limit =
-      Shared::timeout(shared.config) + std::chrono::milliseconds(static_cast<int64_t>(kGraceSeconds * 1000));
+  Patience patience(shared.config.timeout_seconds + kGraceSeconds, kLook);
   std::unique_lock<std::mutex> lock(shared.mutex);
   uint64_t seen = 0;
-  Clock::time_point since = Clock::now();
   const auto all_done = [&] {
     return std::find(shared.finished.begin(), shared.finished.end(), false) == shared.finished.end();
   };
   while (!all_done()) {
-    shared.changed.wait_for(lock, std::chrono::milliseconds(50));
+    shared.changed.wait_for(lock, kLook);
     if (!shared.failures.empty()) *shared.cancelled = true;
     const uint64_t beats = total_beats(shared);
-    if (beats != seen) seen = beats, since = Clock::now();
-    if (Clock::now() - since > limit) return false;
+    if (std::exchange(seen, beats) != beats) patience.restart();
+    if (patience.over()) return false;
   }
   return true;
 }
@@ -134,6 +148,7 @@ RunResult run_threads(const Config& config, const RunOptions& options) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < options.ranks; ++rank) threads.emplace_back(thread_body, shared, rank);
   const bool all_ended = wait_for_ranks(*shared);
+  if (!all_ended) shared->note_standings();
   RunResult result;
   result.ranks = options.ranks;
   result.abandoned = !all_ended;
@@ -146,10 +161,11 @@ RunResult run_threads(const Config& config, const RunOptions& options) {
     } else {
       threads[index].detach();
       shared->failures.push_back(
-          {rank, {rank}, true, fmt::format("stopped answering in {}", shared->heartbeats[index].text())});
+          {rank, {}, true, fmt::format("stopped answering in {}", shared->heartbeats[index].standing().text())});
     }
   }
   result.failures = shared->failures;
+  if (!result.failures.empty()) result.standings = shared->standings;
   result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   conclude(result);
   return result;

@@ -11,13 +11,17 @@
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 
 #include "base/error.h"
+#include "race/patience.h"
 
 namespace faultline::race {
 namespace {
 
 using Reason = CollectiveFailure::Reason;
+
+constexpr auto kLook = std::chrono::milliseconds(50);
 
 struct Call {
   std::string operation;
@@ -30,6 +34,9 @@ struct Call {
 
   std::string signature() const { return fmt::format("{} of {} {}", operation, elements, c10::toString(type)); }
 };
+
+// The groups' collectives, in the order of calls.
+using Sequence = std::pair<int, uint64_t>;
 
 struct Meeting {
   std::vector<std::optional<Call>> calls;
@@ -53,46 +60,50 @@ void wait_event(const std::shared_ptr<c10::Event>& event, const at::Device& devi
 struct ThreadWorld::State {
   int ranks;
   std::chrono::milliseconds timeout;
+  std::function<void()> first_failure;
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<uint64_t, Meeting> meetings;
+  uint64_t moves = 0;  // arrivals and partings
+  std::map<Sequence, Meeting> meetings;
   std::map<int, std::string> gone;
   std::optional<CollectiveFailure> failure;
 
-  Meeting& meeting(uint64_t sequence) {
+  Meeting& meeting(Sequence sequence) {
     Meeting& found = meetings[sequence];
     found.calls.resize(static_cast<size_t>(ranks));
     return found;
   }
 
-  void fail(Reason reason, std::vector<int> blamed, const std::string& sentence) {
-    if (!failure) failure.emplace(reason, std::move(blamed), sentence);
+  void fail(Reason reason, std::vector<int> missing, const std::string& sentence) {
+    if (!failure) {
+      failure.emplace(reason, std::move(missing), sentence);
+      if (first_failure) first_failure();
+    }
     changed.notify_all();
     throw CollectiveFailure(*failure);
   }
 
-  // The ranks whose call is not what most others called.
-  void check_signatures(uint64_t sequence, const Meeting& meeting) {
+  // The ranks whose call is not what most others called; nobody where no call has a majority.
+  void check_signatures(Sequence sequence, const Meeting& meeting) {
     std::map<std::string, std::vector<int>> by_signature;
     for (int rank = 0; rank < ranks; ++rank)
       by_signature[meeting.calls[static_cast<size_t>(rank)]->signature()].push_back(rank);
     if (by_signature.size() == 1) return;
-    auto most = by_signature.begin();
-    for (auto it = by_signature.begin(); it != by_signature.end(); ++it)
-      if (it->second.size() > most->second.size()) most = it;
-    std::vector<int> blamed;
+    std::vector<int> others;
     std::string what;
     for (const auto& [signature, members] : by_signature) {
-      if (signature != most->first) blamed.insert(blamed.end(), members.begin(), members.end());
+      if (2 * std::ssize(members) <= ranks) others.insert(others.end(), members.begin(), members.end());
       what += fmt::format("{}rank {}: {}", what.empty() ? "" : "; ", fmt::join(members, ","), signature);
     }
-    fail(Reason::kMismatch, blamed, fmt::format("collective {}: the ranks disagree ({})", sequence, what));
+    if (std::ssize(others) == ranks) others.clear();
+    fail(Reason::kMismatch, others, fmt::format("collective {}: the ranks disagree ({})", sequence.second, what));
   }
 
   // Waits until `done()`; `late` names the ranks that keep us waiting.
   template <class Done, class Late>
   void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Done done, Late late) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    Patience patience(std::chrono::duration<double>(timeout).count(), kLook);
+    uint64_t seen = moves;
     while (!done()) {
       if (failure) throw CollectiveFailure(*failure);
       for (const int rank : late()) {
@@ -100,7 +111,9 @@ struct ThreadWorld::State {
         if (ended != gone.end())
           fail(Reason::kEnded, {rank}, fmt::format("rank {} ended before {}: {}", rank, what, ended->second));
       }
-      if (changed.wait_until(lock, deadline) == std::cv_status::timeout && !done()) {
+      changed.wait_for(lock, kLook);
+      if (std::exchange(seen, moves) != moves) patience.restart();  // somebody came: the rest may be on their way
+      if (patience.over() && !done() && !failure) {
         const std::vector<int> missing = late();
         fail(Reason::kTimeout, missing,
              fmt::format("timed out after {} ms waiting for rank {} in {}", timeout.count(), fmt::join(missing, ","),
@@ -109,12 +122,12 @@ struct ThreadWorld::State {
     }
   }
 
-  std::vector<Call> meet(int rank, uint64_t sequence, const Call& call) {
+  std::vector<Call> meet(int rank, Sequence sequence, const Call& call) {
     std::unique_lock<std::mutex> lock(mutex);
     if (failure) throw CollectiveFailure(*failure);
     Meeting& found = meeting(sequence);
     found.calls[static_cast<size_t>(rank)] = call;
-    ++found.arrived;
+    ++found.arrived, ++moves;
     if (found.arrived == ranks) changed.notify_all();
     wait(
         lock, call.signature(), [&] { return found.arrived == ranks; },
@@ -131,15 +144,15 @@ struct ThreadWorld::State {
   }
 
   // All ranks have taken their data; returns the events after which inputs may be overwritten.
-  std::vector<std::shared_ptr<c10::Event>> part(int rank, uint64_t sequence, std::shared_ptr<c10::Event> taken) {
+  std::vector<std::shared_ptr<c10::Event>> part(int rank, Sequence sequence, std::shared_ptr<c10::Event> taken) {
     std::unique_lock<std::mutex> lock(mutex);
     Meeting& found = meeting(sequence);
     found.calls[static_cast<size_t>(rank)]->taken = std::move(taken);
     found.calls[static_cast<size_t>(rank)]->parted = true;
-    ++found.finished;
+    ++found.finished, ++moves;
     if (found.finished == ranks) changed.notify_all();
     wait(
-        lock, fmt::format("collective {}", sequence), [&] { return found.finished == ranks; },
+        lock, fmt::format("collective {}", sequence.second), [&] { return found.finished == ranks; },
         [&] {
           std::vector<int> missing;
           for (int r = 0; r < ranks; ++r)
@@ -159,7 +172,7 @@ using State = ThreadWorld::State;
 
 class ThreadWork : public c10d::Work {
  public:
-  ThreadWork(std::shared_ptr<State> state, int rank, uint64_t sequence, at::Device device)
+  ThreadWork(std::shared_ptr<State> state, int rank, Sequence sequence, at::Device device)
       : state_(std::move(state)), rank_(rank), sequence_(sequence), device_(device), taken_(record_event(device)) {}
 
   bool isCompleted() override { return done_; }
@@ -175,7 +188,7 @@ class ThreadWork : public c10d::Work {
  private:
   std::shared_ptr<State> state_;
   int rank_;
-  uint64_t sequence_;
+  Sequence sequence_;
   at::Device device_;
   std::shared_ptr<c10::Event> taken_;
   bool done_ = false;
@@ -183,7 +196,8 @@ class ThreadWork : public c10d::Work {
 
 class ThreadBackend : public c10d::Backend {
  public:
-  ThreadBackend(std::shared_ptr<State> state, int rank) : Backend(rank, state->ranks), state_(std::move(state)) {}
+  ThreadBackend(std::shared_ptr<State> state, int rank, int group)
+      : Backend(rank, state->ranks), state_(std::move(state)), group_(group) {}
   const std::string getBackendName() const override { return "threads"; }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -226,7 +240,7 @@ class ThreadBackend : public c10d::Backend {
  private:
   template <class Pull>
   c10::intrusive_ptr<c10d::Work> run(const char* operation, const at::Tensor& input, Pull pull) {
-    const uint64_t sequence = sequence_++;
+    const Sequence sequence = {group_, next_++};
     const Call mine{operation, input.numel(), input.scalar_type(), input, record_event(input.device()), nullptr, false};
     const std::vector<Call> calls = state_->meet(getRank(), sequence, mine);
     std::vector<at::Tensor> inputs;
@@ -245,21 +259,24 @@ class ThreadBackend : public c10d::Backend {
   }
 
   std::shared_ptr<State> state_;
-  uint64_t sequence_ = 0;
+  int group_;
+  uint64_t next_ = 0;
 };
 
 }  // namespace
 
-ThreadWorld::ThreadWorld(int ranks, std::chrono::milliseconds timeout) : state_(std::make_shared<State>()) {
+ThreadWorld::ThreadWorld(int ranks, std::chrono::milliseconds timeout, std::function<void()> first_failure)
+    : state_(std::make_shared<State>()) {
   state_->ranks = ranks;
   state_->timeout = timeout;
+  state_->first_failure = std::move(first_failure);
 }
 ThreadWorld::~ThreadWorld() = default;
 
 int ThreadWorld::ranks() const { return state_->ranks; }
 
-c10::intrusive_ptr<c10d::Backend> ThreadWorld::backend(int rank) {
-  return c10::make_intrusive<ThreadBackend>(state_, rank);
+c10::intrusive_ptr<c10d::Backend> ThreadWorld::backend(int rank, int group) {
+  return c10::make_intrusive<ThreadBackend>(state_, rank, group);
 }
 
 void ThreadWorld::leave(int rank, const std::string& why) {

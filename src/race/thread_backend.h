@@ -2,14 +2,15 @@
 // reproducer, its checks and its overlap run on a laptop, and on one GPU, where NCCL refuses two ranks. Every rank
 // pulls its own result from its peers' inputs. A call returns once all ranks have come to it (a meeting of host
 // threads, not a synchronisation with the device); wait() returns once all have taken their data, so that inputs may be
-// reused. On a GPU both are ordered on the ranks' streams by events. A rank that does not come within the timeout, or
-// comes with another operation, is named.
+// reused. On a GPU both are ordered on the ranks' streams by events. Ranks that do not come, or come with another
+// operation than most, are named; who is to blame for that is judged elsewhere (standing.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@ class Backend;
 
 namespace faultline::race {
 
-// Thrown on every rank that is left waiting; `ranks` are the ones to blame.
+// Thrown on every rank that is left waiting; `ranks` are those that did not come, or not with what most called.
 class CollectiveFailure : public std::runtime_error {
  public:
   enum class Reason { kTimeout, kMismatch, kEnded, kOther };
@@ -34,15 +35,17 @@ class CollectiveFailure : public std::runtime_error {
   std::vector<int> ranks_;
 };
 
-// What the ranks of one group share. A timeout or mismatch fails the whole group, as with other backends.
+// What the ranks of a run share. A mismatch, a rank that has ended, or a timeout, in which nobody came anywhere, fails
+// all of their groups.
 class ThreadWorld {
  public:
-  ThreadWorld(int ranks, std::chrono::milliseconds timeout);
+  // `first_failure` is called once, before any rank learns of the failure.
+  ThreadWorld(int ranks, std::chrono::milliseconds timeout, std::function<void()> first_failure = {});
   ~ThreadWorld();
   int ranks() const;
 
-  c10::intrusive_ptr<c10d::Backend> backend(int rank);  // each rank's thread asks once
-  void leave(int rank, const std::string& why);         // a rank that ends early: its peers fail at once
+  c10::intrusive_ptr<c10d::Backend> backend(int rank, int group = 0);  // each rank's thread asks once
+  void leave(int rank, const std::string& why);                        // a rank that ends early: its peers fail at once
 
   struct State;
 
