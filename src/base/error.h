@@ -5,6 +5,10 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "base/complaint.h"
 
 namespace faultline {
 
@@ -37,7 +41,15 @@ class RuntimeFailure : public Error {
 
 class EvidenceError : public Error {
  public:
-  explicit EvidenceError(const std::string& sentence) : Error(ExitCode::kEvidence, sentence) {}
+  EvidenceError(ComplaintCode code, const std::string& sentence)
+      : Error(ExitCode::kEvidence, sentence), complaints_{{code, "", "", sentence}} {}
+  // `opening` says what cannot be proven: "evidence missing: ".
+  EvidenceError(const std::string& opening, std::vector<Complaint> complaints)
+      : Error(ExitCode::kEvidence, opening + joined_sentences(complaints)), complaints_(std::move(complaints)) {}
+  const std::vector<Complaint>& complaints() const { return complaints_; }
+
+ private:
+  std::vector<Complaint> complaints_;
 };
 
 // Thrown by FL_ASSERT: a bug of ours. Nothing catches it but main, which asks for a report.

@@ -152,6 +152,22 @@ double layer_multiplier(const ScheduleSpec& spec, int64_t layer, int64_t layer_c
   return layer == kNoLayer ? spec.elsewhere : spec.layer_multipliers[static_cast<size_t>(layer)];
 }
 
+bool changes_over(const ScheduleSpec& spec, int64_t total_steps) {
+  check(spec);
+  checked_step(0, total_steps);
+  if (spec.kind == ScheduleKind::kConstant) return false;
+  if (spec.kind == ScheduleKind::kZones) {
+    const int64_t late = first_late_step(spec, total_steps);
+    return late > 0 && late < total_steps &&
+           std::any_of(
+               spec.zones.begin(), spec.zones.end(), [](const LayerZone& zone) { return zone.early != zone.late; });
+  }
+  const double first = strength_at(spec, 0, total_steps);
+  for (int64_t step = 1; step < total_steps; ++step)
+    if (strength_at(spec, step, total_steps) != first) return true;
+  return false;
+}
+
 std::string schedule_note(const ScheduleSpec& spec, int64_t total_steps) {
   check(spec);
   checked_step(0, total_steps);

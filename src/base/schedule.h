@@ -74,6 +74,9 @@ double strength_at(const ScheduleSpec& spec, int64_t step, int64_t total_steps);
 double layer_multiplier(const ScheduleSpec& spec, int64_t layer, int64_t layer_count, int64_t step,
                         int64_t total_steps);
 
+// Whether a run of so many steps meets more than one strength, or more than one factor of a layer.
+bool changes_over(const ScheduleSpec& spec, int64_t total_steps);
+
 // A sentence to print before step 0 when the run is too short for the schedule as written (or it has fewer stages than
 // it needs to decay); "" otherwise.
 std::string schedule_note(const ScheduleSpec& spec, int64_t total_steps);

@@ -202,6 +202,24 @@ TEST(Schedule, KeepsItsLastStrengthAfterTheEndAndRefusesNegativeSteps) {
   }
 }
 
+TEST(Schedule, KnowsWhetherARunOfSomeLengthMeetsMoreThanOneStrength) {
+  for (const int64_t total : {1, 2, 3, 116, 1000}) {
+    for (const ScheduleKind kind : {ScheduleKind::kGlobalDecay, ScheduleKind::kEpochAware, ScheduleKind::kConstant,
+                                    ScheduleKind::kLinear, ScheduleKind::kCosine}) {
+      const ScheduleSpec spec = of_kind(kind);
+      EXPECT_EQ(changes_over(spec, total), !switch_steps(spec, total).empty()) << schedule_name(kind) << " " << total;
+    }
+  }
+  ScheduleSpec zones = of_kind(ScheduleKind::kZones);
+  EXPECT_TRUE(changes_over(zones, 2));
+  EXPECT_FALSE(changes_over(zones, 1)) << "the late phase never begins";
+  zones.zones[0].late = zones.zones[0].early;
+  EXPECT_FALSE(changes_over(zones, 100));
+  ScheduleSpec flat = of_kind(ScheduleKind::kLinear);
+  flat.sigma_end = flat.sigma_start;
+  EXPECT_FALSE(changes_over(flat, 100));
+}
+
 TEST(Zones, ChangeTheirMultiplierAtTheLatePhase) {
   const ScheduleSpec spec = of_kind(ScheduleKind::kZones);
   EXPECT_EQ(layer_multiplier(spec, 10, 30, 49, 100), 1.5);

@@ -80,37 +80,41 @@ std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, dou
   return band;
 }
 
-std::optional<std::string> strength_complaint(const Rule& rule, Dtype dtype, const LedgerNumbers& n,
-                                              const Judgement& judgement) {
+std::optional<Complaint> strength_complaint(const Rule& rule, Dtype dtype, const LedgerNumbers& n,
+                                            const Judgement& judgement, const std::string& where) {
   const auto band = expected_strength(rule, dtype, n.sampled, judgement);
   if (!band || !n.relative_rms || !std::isfinite(*n.relative_rms)) return {};
   if (*n.relative_rms >= band->low && *n.relative_rms <= band->high) return {};
-  return fmt::format("the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", *n.relative_rms, band->low,
-                     band->high);
+  return Complaint{ComplaintCode::kStrength, rule.name, "",
+                   fmt::format("rule '{}'{}: the realised strength {:.6g} is outside [{:.6g}, {:.6g}]", rule.name,
+                               where, *n.relative_rms, band->low, band->high)};
 }
 
-std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& n,
-                                          const Judgement& judgement) {
-  std::vector<std::string> reasons;
-  const auto complain = [&](const std::string& reason) {
-    reasons.push_back(fmt::format("rule '{}': {}", rule.name, reason));
+std::vector<Complaint> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& n,
+                                        const Judgement& judgement) {
+  using enum ComplaintCode;
+  std::vector<Complaint> reasons;
+  const auto complain = [&](ComplaintCode code, const std::string& reason) {
+    reasons.push_back({code, rule.name, "", fmt::format("rule '{}': {}", rule.name, reason)});
   };
-  if (n.calls == 0) complain("its site was never reached");
-  if (n.calls > 0 && n.active_calls == 0) complain(fmt::format("its lifetime let it act in none of {} calls", n.calls));
+  if (n.calls == 0) complain(kNeverFired, "its site was never reached");
+  if (n.calls > 0 && n.active_calls == 0)
+    complain(kAsleep, fmt::format("its lifetime let it act in none of {} calls", n.calls));
   if (!reasons.empty()) return reasons;
   if (rule.expect_invisible) {
-    if (n.changed > 0) complain(fmt::format("it was declared invisible, but {} elements changed", n.changed));
+    if (n.changed > 0) complain(kVisible, fmt::format("it was declared invisible, but {} elements changed", n.changed));
     return reasons;
   }
   if (n.elements > 0 && n.selected == 0)
-    complain("its extent selects none of the elements; raise extent.fraction or change the seed");
-  if (n.selected > 0 && n.changed == 0 && !may_stay_silent(rule, dtype, n)) complain("it changed not one bit");
+    complain(kUnselected, "its extent selects none of the elements; raise extent.fraction or change the seed");
+  if (n.selected > 0 && n.changed == 0 && !may_stay_silent(rule, dtype, n))
+    complain(kUnchanged, "it changed not one bit");
   if (rule.what.kind == FaultKind::kBitflip && rule.what.count > 0 && n.elements > 0 &&
       n.changed != n.active_calls * static_cast<double>(rule.what.count)) {
-    complain(fmt::format("{} elements changed in {} calls where exactly {} a call were asked for", n.changed,
-                         n.active_calls, rule.what.count));
+    complain(kFlips, fmt::format("{} elements changed in {} calls where exactly {} a call were asked for", n.changed,
+                                 n.active_calls, rule.what.count));
   }
-  if (const auto complaint = strength_complaint(rule, dtype, n, judgement)) complain(*complaint);
+  if (const auto complaint = strength_complaint(rule, dtype, n, judgement)) reasons.push_back(*complaint);
   return reasons;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/complaint.h"
 #include "numeric/ledger.h"
 #include "numeric/rule.h"
 
@@ -43,12 +44,13 @@ struct StrengthBand {
 std::optional<StrengthBand> expected_strength(const Rule& rule, Dtype dtype, double sampled,
                                               const Judgement& judgement = {});
 
-// A sentence where the realised strength lies outside its band.
-std::optional<std::string> strength_complaint(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
-                                              const Judgement& judgement);
+// Where the realised strength lies outside its band. `where` stands in the sentence after the rule's name: " at
+// lm_head aten::mm in eval".
+std::optional<Complaint> strength_complaint(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
+                                            const Judgement& judgement, const std::string& where = "");
 
-// Empty: the evidence is there. Otherwise sentences, each a reason to fail (exit 3).
-std::vector<std::string> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
-                                          const Judgement& judgement = {});
+// Empty: the evidence is there. Otherwise reasons to fail (exit 3).
+std::vector<Complaint> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
+                                        const Judgement& judgement = {});
 
 }  // namespace faultline

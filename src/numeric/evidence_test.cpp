@@ -40,14 +40,14 @@ TEST(Evidence, RaisesNoFalseAlarmOnSubnormalData) {
       const Measured m = measure(fault, at::kHalf, deviation);
       if (m.numbers.changed == 0) continue;  // too coarse a grid to show it, which is reported, and rightly
       const auto reasons = missing_evidence(m.rule, m.dtype, m.numbers);
-      EXPECT_TRUE(reasons.empty()) << deviation << ": " << reasons.front();
+      EXPECT_TRUE(reasons.empty()) << deviation << ": " << joined_sentences(reasons);
     }
     for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
       for (const double deviation : {3e-40, 3e-39, 1e-38, 1e-37, 1e-30, 1e-20, 1.0}) {
         const Measured m = measure(fault, dtype, deviation);
         if (m.numbers.changed == 0) continue;
         const auto reasons = missing_evidence(m.rule, m.dtype, m.numbers);
-        EXPECT_TRUE(reasons.empty()) << dtype << ' ' << deviation << ": " << reasons.front();
+        EXPECT_TRUE(reasons.empty()) << dtype << ' ' << deviation << ": " << joined_sentences(reasons);
       }
     }
   }
@@ -66,7 +66,7 @@ TEST(Evidence, KnowsEveryMantissaOfFp16UnderAGain) {
     apply_(x, rule, {1, "layers.0.mlp", 0}, {}, {{}, ledger, {}});
     const at::Tensor columns = ledger_columns(ledger);
     const auto reasons = missing_evidence(rule, Dtype::kFloat16, read_ledger(columns.const_data_ptr<double>()));
-    EXPECT_TRUE(reasons.empty()) << reasons.front();
+    EXPECT_TRUE(reasons.empty()) << joined_sentences(reasons);
   }
 }
 

@@ -68,25 +68,30 @@ TEST(Evidence, AcceptsAnHonestLedger) {
 
 TEST(Evidence, ComplainsAboutAFaultThatNeverHappened) {
   const Rule rule = parse_rule("relative_gaussian(strength=0.05)", RuleUse::kOnTensor);
-  const auto complaint = [&](auto change) {
+  const auto expect = [&](ComplaintCode code, auto change) {
     LedgerNumbers n = honest();
     change(n);
     const auto reasons = missing_evidence(rule, Dtype::kFloat32, n);
-    return reasons.empty() ? std::string() : reasons.front();
+    ASSERT_EQ(reasons.size(), 1u);
+    EXPECT_EQ(reasons[0].code, code) << reasons[0].sentence;
+    EXPECT_EQ(reasons[0].rule, rule.name);
+    EXPECT_EQ(reasons[0].place, "");
   };
-  EXPECT_NE(complaint([](LedgerNumbers& n) { n.calls = n.active_calls = 0; }).find("never reached"), std::string::npos);
-  EXPECT_NE(complaint([](LedgerNumbers& n) { n.active_calls = 0; }).find("lifetime"), std::string::npos);
-  EXPECT_NE(complaint([](LedgerNumbers& n) { n.selected = n.changed = 0; }).find("extent selects none"),
-            std::string::npos);
-  EXPECT_NE(complaint([](LedgerNumbers& n) { n.changed = 0; }).find("not one bit"), std::string::npos);
-  EXPECT_NE(complaint([](LedgerNumbers& n) { n.relative_rms = 0.06; }).find("realised strength"), std::string::npos);
-  EXPECT_NE(complaint([](LedgerNumbers& n) { n.relative_rms = 0.04; }).find("realised strength"), std::string::npos);
+  using enum ComplaintCode;
+  expect(kNeverFired, [](LedgerNumbers& n) { n.calls = n.active_calls = 0; });
+  expect(kAsleep, [](LedgerNumbers& n) { n.active_calls = 0; });
+  expect(kUnselected, [](LedgerNumbers& n) { n.selected = n.changed = 0; });
+  expect(kUnchanged, [](LedgerNumbers& n) { n.changed = 0; });
+  expect(kStrength, [](LedgerNumbers& n) { n.relative_rms = 0.06; });
+  expect(kStrength, [](LedgerNumbers& n) { n.relative_rms = 0.04; });
 }
 
 TEST(Evidence, HoldsAnInvisibleFaultToItsWord) {
   const Rule rule = parse_rule("relative_gaussian(strength=1e-5, rule.expect=invisible)", RuleUse::kOnTensor);
   LedgerNumbers n = honest();
-  EXPECT_FALSE(missing_evidence(rule, Dtype::kBFloat16, n).empty());
+  const auto reasons = missing_evidence(rule, Dtype::kBFloat16, n);
+  ASSERT_EQ(reasons.size(), 1u);
+  EXPECT_EQ(reasons[0].code, ComplaintCode::kVisible);
   n.changed = 0;
   EXPECT_TRUE(missing_evidence(rule, Dtype::kBFloat16, n).empty());
 }
@@ -97,7 +102,9 @@ TEST(Evidence, CountsFlippedElementsExactly) {
   n.changed = 7;
   EXPECT_TRUE(missing_evidence(rule, Dtype::kBFloat16, n).empty());
   n.changed = 6;
-  EXPECT_FALSE(missing_evidence(rule, Dtype::kBFloat16, n).empty());
+  const auto reasons = missing_evidence(rule, Dtype::kBFloat16, n);
+  ASSERT_EQ(reasons.size(), 1u);
+  EXPECT_EQ(reasons[0].code, ComplaintCode::kFlips);
 }
 
 }  // namespace

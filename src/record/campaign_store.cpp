@@ -190,7 +190,8 @@ Trial CampaignStore::trial_from(const Statement& row) const {
   trial.finished = row.real(5);
   trial.fingerprint = row.text(6);
   trial.outcome = parse_json_text(row.text(7), place + ": outcome");
-  if (row.is_null(8)) throw EvidenceError(place + ": a verdict without evidence; the file was edited");
+  if (row.is_null(8))
+    throw EvidenceError(ComplaintCode::kNoEvidence, place + ": a verdict without evidence; the file was edited");
   trial.evidence = parse_json_text(row.text(8), place + ": evidence");
   return trial;
 }

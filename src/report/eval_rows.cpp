@@ -20,7 +20,7 @@ EvalRow read_row(const Json& json) {
   EvalRow row;
   row.label = string(json, "label"), row.rules = at(json, "rules"), row.evidence = at(json, "evidence");
   row.clean = items(row.rules).empty();
-  for (const Json& complaint : items(at(json, "complaints"))) row.complaints.push_back(shown(complaint));
+  for (const Json& complaint : items(at(json, "complaints"))) row.complaints.push_back(sentence_of(complaint));
   row.proven = row.clean || (row.evidence.is_object() && row.complaints.empty());
   if (!row.proven) return row;
   const Json &task = at(json, "task"), &text = at(json, "text");

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/complaint.h"
 #include "record/clock.h"
 
 namespace faultline::report {
@@ -64,6 +65,11 @@ std::string shown(const Json& value) { return value.is_string() ? value.get<std:
 std::string string(const Json& object, std::string_view key) {
   const Json& value = at(object, key);
   return value.is_null() ? "" : shown(value);
+}
+
+std::string sentence_of(const Json& complaint) {
+  const std::string sentence = complaint_from_json(complaint).sentence;
+  return sentence.empty() ? shown(complaint) : sentence;
 }
 
 std::string joined(const Json& list, std::string_view separator) {

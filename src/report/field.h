@@ -23,6 +23,8 @@ std::optional<double> number(const Json& object, std::string_view key);
 std::string string(const Json& object, std::string_view key);  // "" where it is missing; other types as JSON
 std::string shown(const Json& value);                          // a string as it is, everything else as JSON
 
+std::string sentence_of(const Json& complaint);  // also of records of before complaints had codes
+
 std::string joined(const Json& list, std::string_view separator);  // its items as shown; "" for none
 
 std::optional<std::pair<double, double>> interval(const Json& object, std::string_view key);  // [low, high]

@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "base/complaint.h"
 #include "record/temporary_directory.h"
 
 namespace faultline::report {
@@ -104,16 +105,22 @@ TEST_F(Page, CorrectsForTheNumberOfFaults) {
 
 TEST_F(Page, ShowsNoNumberWithoutEvidence) {
   Json complaining = faulty_row("complaining", 0.12345, 1e-6), bare = faulty_row("bare", 0.54321, 1e-6);
-  complaining["complaints"] = {"rule 'noise' never fired"};
+  Json old = faulty_row("old", 0.23456, 1e-6);
+  complaining["complaints"] =
+      to_json(std::vector<Complaint>{{ComplaintCode::kNeverFired, "noise", "", "rule 'noise' never fired at all"}});
+  old["complaints"] = {"rule 'noise' never fired"};  // of before complaints had codes
   bare.erase("evidence");
   const std::string html = page_of(
-      write_eval({clean_row(), complaining, bare},
+      write_eval({clean_row(), complaining, old, bare},
                  {{{"kind", "answer"}, {"row", "clean"}, {"id", "q1"}, {"reward", 1}, {"text", "right words"}},
                   {{"kind", "answer"}, {"row", "bare"}, {"id", "q1"}, {"reward", 0}, {"text", "unproven words"}}}));
   EXPECT_FALSE(has(html, "12.3 %"));
+  EXPECT_FALSE(has(html, "23.5 %"));
   EXPECT_FALSE(has(html, "54.3 %"));
   EXPECT_FALSE(has(html, "unproven words"));
-  EXPECT_TRUE(has(html, "never fired"));
+  EXPECT_TRUE(has(html, "rule &#39;noise&#39; never fired</p>"));
+  EXPECT_TRUE(has(html, "never fired at all</p>"));
+  EXPECT_FALSE(has(html, "never_fired")) << "the code is for programs";
   EXPECT_TRUE(has(html, "No fault is proven"));
   EXPECT_TRUE(has(html, "class=\"verdict doubt\""));
 }

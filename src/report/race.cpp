@@ -87,10 +87,15 @@ Story tell_race(const LoadedRecord& record) {
   story.sections.push_back({"What the ranks found", damage_map(result) + body});
   std::vector<std::vector<Cell>> failures;
   for (const Json& one : items(at(result, "failures")))
-    failures.push_back(
-        {string(one, "rank"), names(at(one, "blamed"), ", "), string(one, "hang"), string(one, "sentence")});
-  if (!failures.empty())
-    story.sections.push_back({"Failures", table({"rank", "blamed", "hang", "what happened"}, failures)});
+    failures.push_back({string(one, "rank"), string(one, "hang"), string(one, "sentence")});
+  if (!failures.empty()) story.sections.push_back({"Failures", table({"rank", "hang", "what happened"}, failures)});
+  std::vector<std::vector<Cell>> standings;
+  for (const Json& one : items(at(result, "standings")))
+    standings.push_back({std::to_string(standings.size()), string(one, "state"), string(one, "place"),
+                         string(one, "called"), string(one, "reached")});
+  if (!standings.empty())
+    story.sections.push_back({"Where the ranks stood when the first of them gave up",
+                              table({"rank", "state", "place", "collectives called", "come to"}, standings)});
   return story;
 }
 

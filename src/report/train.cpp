@@ -183,7 +183,7 @@ Story tell_train(const LoadedRecord& record) {
                                  record.summary->steps_planned, accuracy.empty() ? "" : ": ", accuracy);
   }
   for (const Json& complaint : items(at(record.ledger, "complaints")))
-    story.words.push_back("Evidence missing: " + shown(complaint));
+    story.words.push_back("Evidence missing: " + sentence_of(complaint));
   if (record.ledger.is_null() && faults_unproven(record))
     story.words.emplace_back("The recipe plans faults, but there is no ledger: nothing proves that they happened.");
   if (faults_unproven(record)) {

@@ -44,6 +44,15 @@ bool is_capturing(void* stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+void* allocate(int64_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, static_cast<std::size_t>(bytes));
+  if (error != cudaSuccess)
+    throw RuntimeFailure(std::string("cannot allocate a table on the GPU: ") + cudaGetErrorString(error));
+  return memory;
+}
+void release(void* memory) { (void)cudaFree(memory); }
+
 void fault_f32(const FaultArguments&, const Traversal&, void*, const Evidence&, cudaStream_t);
 void fault_bf16(const FaultArguments&, const Traversal&, void*, const Evidence&, cudaStream_t);
 void fault_f16(const FaultArguments&, const Traversal&, void*, const Evidence&, cudaStream_t);

@@ -31,6 +31,10 @@ void reference(const ReferenceArguments& r, Axis axis, const void* data, double*
 
 bool is_capturing(void* stream);  // into a CUDA graph
 
+// Memory of the current device, from the driver itself.
+void* allocate(int64_t bytes);
+void release(void* memory);  // nothing is said where the driver is shutting down already
+
 // `pieces` pieces of `size` bytes, one after the other. keys: what fill_digest_keys() wrote, in device memory; state:
 // kDigestStateWords 64-bit words a piece, the digest and then what is zero before and after.
 void digest(const void* bytes, int64_t size, int64_t pieces, const uint32_t* keys, uint64_t* state, void* stream);

@@ -1,0 +1,13 @@
+// Memory that outlasts the pool of the moment. torch.compile's CUDA graphs (mode reduce-overhead) run a step inside a
+// memory pool of their own and refuse tensors that stay alive in it; what a plan keeps — its tables, its copies of
+// weights — is therefore allocated beside torch's allocator on a GPU. Not while a graph is being captured.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace faultline {
+
+at::Tensor lasting_zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
+at::Tensor lasting_like(const at::Tensor& x);  // same sizes, strides and dtype; not initialised
+
+}  // namespace faultline
