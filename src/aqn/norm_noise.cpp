@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -39,7 +40,49 @@ int64_t layers_meant(const NormSelection& selection) {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
+bool is_meant(const std::string& path, std::string_view role, int64_t layer, const NormSelection& selection) {
+  if (role != "rmsnorm" || !is_in(selection.layers, layer)) return false;
+  const bool read_by_router = last_name(path) == "post_attention_layernorm";
+  return !(selection.post_attention_only && !read_by_router) && !(selection.except_post_attention && read_by_router);
+}
+
+[[noreturn]] void refuse_silence() {
+  throw UsageError("aqn: not one RMSNorm weight is meant; a run without noise would be reported as one with it");
+}
+
+bool is_mixture(const std::vector<std::string>& paths) {
+  return std::any_of(paths.begin(), paths.end(), [](const std::string& path) {
+    return last_name(path) == "experts" || role_of_path(path) == "expert";
+  });
+}
+
+// "model.layers" of "model.layers.3.input_layernorm"; "" of what belongs to no layer.
+std::string stack_of(const std::string& path) {
+  const int64_t layer = layer_of_path(path);
+  return layer < 0 ? "" : path.substr(0, path.find(fmt::format(".{}.", layer)));
+}
+
+void check_one_stack(const std::vector<std::string>& norms) {
+  std::string first;
+  for (const std::string& norm : norms) {
+    const std::string stack = stack_of(norm);
+    if (stack.empty() || stack == first) continue;
+    if (!first.empty())
+      throw UsageError(
+          fmt::format("aqn: the model has norms in two stacks of layers, {} and {}; which of them samples is not "
+                      "known, so neither gets noise",
+                      first, stack));
+    first = stack;
+  }
+}
+
 }  // namespace
+
+NormSelection norm_selection(const AqnSpec& spec, bool is_mixture, int64_t layer_count) {
+  if (spec.exclude_router_input && !is_mixture)
+    throw UsageError("aqn.exclude_router_input: the model has no router; leave it out");
+  return {is_mixture && !spec.exclude_router_input, spec.layers, layer_count, 0, spec.exclude_router_input};
+}
 
 void check_noise_layers(const std::vector<LayerRange>& layers, int64_t layer_count) {
   for (const LayerRange& range : layers) {
@@ -54,18 +97,44 @@ std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters
   std::vector<NoiseTarget> chosen;
   for (const NoiseTarget& parameter : parameters) {
     const Place& place = place_of(parameter.place);
-    if (place.role != "rmsnorm" || !is_in(selection.layers, place.layer)) continue;
-    const bool read_by_router = last_name(place.path) == "post_attention_layernorm";
-    if ((selection.post_attention_only && !read_by_router) || (selection.except_post_attention && read_by_router))
-      continue;
-    chosen.push_back(parameter);
+    if (is_meant(place.path, place.role, place.layer, selection)) chosen.push_back(parameter);
   }
-  if (chosen.empty())
-    throw UsageError("aqn: not one RMSNorm weight is meant; a run without noise would be reported as one with it");
+  if (chosen.empty()) refuse_silence();
   const int64_t per_layer = (selection.norm_count - 1) / selection.layer_count, layers = layers_meant(selection);
   const int64_t kept = per_layer - (selection.except_post_attention ? 1 : 0);
   const int64_t expected = selection.post_attention_only ? layers : layers * kept + (selection.layers.empty() ? 1 : 0);
   FL_ASSERT(std::ssize(chosen) == expected);
+  return chosen;
+}
+
+int64_t count_layers(const std::vector<std::string>& paths) {
+  int64_t last = -1;
+  for (const std::string& path : paths) last = std::max(last, layer_of_path(path));
+  return last + 1;
+}
+
+std::vector<std::string> select_norms(const std::vector<std::string>& paths, const AqnSpec& spec) {
+  const NormSelection selection = norm_selection(spec, is_mixture(paths), count_layers(paths));
+  check_noise_layers(selection.layers, selection.layer_count);
+  std::vector<std::string> chosen;
+  std::set<int64_t> filled, noisy;  // layers that have modules here (not another pipeline stage), and meant norms
+  for (const std::string& path : paths) {
+    const int64_t layer = layer_of_path(path);
+    const std::string role = role_of_path(path);
+    if (layer >= 0 && role != "layer" && is_in(selection.layers, layer)) filled.insert(layer);
+    if (!is_meant(path, role, layer, selection)) continue;
+    chosen.push_back(path);
+    noisy.insert(layer);
+  }
+  if (chosen.empty()) refuse_silence();
+  for (const int64_t layer : filled) {
+    if (!noisy.contains(layer))
+      throw UsageError(
+          fmt::format("aqn: layer {} has no norm that is meant, and others have; this model is not known to "
+                      "faultline",
+                      layer));
+  }
+  check_one_stack(chosen);
   return chosen;
 }
 
@@ -94,6 +163,17 @@ void check_representable(const at::Tensor& weight, const std::string& name, doub
         fmt::format("aqn: sigma {:g} on {} ({}) is below half a step of its numbers, {:g}: rounding would "
                     "remove nearly all of it; use a larger sigma or fp32 weights",
                     sigma, name, c10::toString(weight.scalar_type()), half_step));
+}
+
+void check_weakest(const at::Tensor& weight, const std::string& name, const AqnSpec& spec, int64_t layer,
+                   int64_t layer_count, int64_t total_steps) {
+  double weakest = 0;
+  for (int64_t step = 0; step < total_steps; ++step) {
+    const double strength = strength_at(spec.schedule, step, total_steps) *
+                            layer_multiplier(spec.schedule, layer, layer_count, step, total_steps);
+    if (strength > 0 && (weakest == 0 || strength < weakest)) weakest = strength;
+  }
+  check_representable(weight, name, weakest, spec.relative());
 }
 
 int64_t strongest_step(const ScheduleSpec& schedule, const std::vector<int64_t>& layers, int64_t layer_count,
@@ -135,7 +215,7 @@ NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t lay
     if (target.weight->scalar_type() != at::kFloat)
       throw UsageError(fmt::format("aqn: {} is {}; norms must be kept in fp32 (bf16 rounds small noise away)",
                                    target.name, c10::toString(target.weight->scalar_type())));
-    check_weakest(target);
+    check_weakest(*target.weight, target.name, spec_, layers[noisy_.size()], layer_count_, total_steps_);
     noisy_.push_back(at::empty_like(*target.weight, at::MemoryFormat::Contiguous));
     register_parameter(noisy_.back(), target.place);
   }
@@ -144,14 +224,6 @@ NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t lay
 double NormNoise::strength_of(const NoiseTarget& target, int64_t step) const {
   return strength_at(spec_.schedule, step, total_steps_) *
          layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);
-}
-
-void NormNoise::check_weakest(const NoiseTarget& target) const {
-  double weakest = 0;
-  for (int64_t step = 0; step < total_steps_; ++step)
-    if (const double strength = strength_of(target, step); strength > 0 && (weakest == 0 || strength < weakest))
-      weakest = strength;
-  check_representable(*target.weight, target.name, weakest, spec_.relative());
 }
 
 NormNoise::~NormNoise() { restore(); }
@@ -219,11 +291,15 @@ void NormNoise::restore() {
 }
 
 void NormNoise::check() const {
-  if (!intact_) throw EvidenceError("aqn: a clean weight changed while its noisy copy was in use");
-  if (!kept_) throw EvidenceError("aqn: noisy weights were exchanged or written to while they were in use");
+  if (!intact_)
+    throw EvidenceError(ComplaintCode::kWeightChanged, "aqn: a clean weight changed while its noisy copy was in use");
+  if (!kept_)
+    throw EvidenceError(ComplaintCode::kNoiseOverwritten,
+                        "aqn: noisy weights were exchanged or written to while they were in use");
   const double share = last_.expected == 0 ? 1 : last_.measured / last_.expected;
   if (!(share > kSmallestStrengthShare && share < kLargestStrengthShare))
-    throw EvidenceError(fmt::format("aqn: step {}: the schedule asks for noise of {:g}, the weights carry {:g}",
+    throw EvidenceError(ComplaintCode::kNoiseStrength,
+                        fmt::format("aqn: step {}: the schedule asks for noise of {:g}, the weights carry {:g}",
                                     last_.step, last_.expected, last_.measured));
 }
 

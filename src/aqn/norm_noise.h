@@ -47,11 +47,18 @@ struct NormSelection {
   int64_t norm_count = 0;              // how many RMSNorms the architecture has
   bool except_post_attention = false;  // everything but these
 };
+// What the section means for a model. UsageError where it excludes a router's input and the model has no router.
+NormSelection norm_selection(const AqnSpec& spec, bool is_mixture, int64_t layer_count);
 // UsageError where a layer is named that does not exist.
 void check_noise_layers(const std::vector<LayerRange>& layers, int64_t layer_count);
 // Norms by role, in the model's order. UsageError where none is meant or a layer does not exist; assertion where the
 // number differs from what the architecture says.
 std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters, const NormSelection& selection);
+// The same for somebody else's model, of which nothing but the module paths is known: a mixture is what has experts.
+// UsageError also where a layer has no norm that is meant, or norms stand in two stacks of layers (a vision tower's
+// beside a language model's).
+std::vector<std::string> select_norms(const std::vector<std::string>& paths, const AqnSpec& spec);
+int64_t count_layers(const std::vector<std::string>& paths);  // that module paths name
 
 // Standard normal deviates of one weight at one step: (elements) fp32 on the CPU.
 at::Tensor norm_deviates(uint64_t seed, int64_t step, const std::string& name, int64_t elements);
@@ -63,6 +70,9 @@ int64_t strongest_step(const ScheduleSpec& schedule, const std::vector<int64_t>&
 
 // UsageError where sigma is below half a step of the numbers around the weight's median: noise that rounding removes.
 void check_representable(const at::Tensor& weight, const std::string& name, double sigma, bool relative);
+// The same for the weakest noise that a schedule has for this layer at any step.
+void check_weakest(const at::Tensor& weight, const std::string& name, const AqnSpec& spec, int64_t layer,
+                   int64_t layer_count, int64_t total_steps);
 
 struct NoiseApplied {
   int64_t step = 0;
@@ -97,7 +107,6 @@ class NormNoise {
  private:
   void restore();
   double strength_of(const NoiseTarget& target, int64_t step) const;
-  void check_weakest(const NoiseTarget& target) const;
   void measure(int64_t step, const std::vector<at::Tensor>& scales);  // into last_
   at::Tensor carried_values() const;  // (elements) fp32 on the CPU: what the model has now
 

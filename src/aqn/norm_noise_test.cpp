@@ -263,6 +263,58 @@ TEST(NormNoise, LeavesOutWhatTheRouterReadsWhereAsked) {
   for (const NoiseTarget& target : chosen) EXPECT_EQ(target.name.find("post_attention_layernorm"), std::string::npos);
 }
 
+// Somebody else's model: its module paths, as an engine names them.
+std::vector<std::string> modules_of(const Norms& norms, const std::vector<std::string>& others = {}) {
+  std::vector<std::string> paths{"", "model"};
+  for (const std::string& name : norms.names) paths.push_back(name);
+  for (const std::string& other : others) paths.push_back(other);
+  return paths;
+}
+
+std::vector<std::string> names_of(const std::vector<NoiseTarget>& targets) {
+  std::vector<std::string> paths;
+  for (const NoiseTarget& target : targets) paths.push_back(place_of(target.place).path);
+  return paths;
+}
+
+TEST(NormNoise, ChoosesInSomebodyElsesModelWhatItChoosesInOurs) {
+  const Norms dense, mixture(3, 0.27, 512, true);
+  const std::vector<std::string> experts{"model.layers.0.mlp.experts", "model.layers.1.mlp.experts.0"};
+  AqnSpec spec = constant(0.05);
+  EXPECT_EQ(select_norms(modules_of(dense), spec), names_of(select_norms(dense.targets, {false, {}, 3, 7})));
+  EXPECT_EQ(select_norms(modules_of(mixture, experts), spec),
+            names_of(select_norms(mixture.targets, {true, {}, 3, 7})));
+  spec.exclude_router_input = true;
+  EXPECT_EQ(select_norms(modules_of(mixture, experts), spec),
+            names_of(select_norms(mixture.targets, {false, {}, 3, 7, true})));
+  EXPECT_NE(refusal_of([&] { select_norms(modules_of(dense), spec); }).find("no router"), std::string::npos);
+  spec = constant(0.05);
+  spec.layers = {{1, 1}};
+  EXPECT_EQ(select_norms(modules_of(dense), spec), names_of(select_norms(dense.targets, {false, {{1, 1}}, 3, 7})));
+  spec.layers = {{2, 5}};
+  EXPECT_NE(refusal_of([&] { select_norms(modules_of(dense), spec); }).find("layers 0 to 2"), std::string::npos);
+}
+
+TEST(NormNoise, TakesTheNormsOfQueriesAndKeysInADenseModel) {
+  const std::vector<std::string> paths{"model.layers.0.input_layernorm", "model.layers.0.self_attn.q_norm",
+                                       "model.layers.0.self_attn.k_norm", "model.layers.0.post_attention_layernorm",
+                                       "model.norm"};
+  EXPECT_EQ(select_norms(paths, constant(0.05)), paths);
+}
+
+TEST(NormNoise, RefusesModelsThatItDoesNotKnow) {
+  const Norms norms;
+  const auto refusal = [&](const std::vector<std::string>& others) {
+    return refusal_of([&] { select_norms(modules_of(norms, others), constant(0.05)); });
+  };
+  EXPECT_EQ(refusal({"model.layers.3"}), "accepted") << "another pipeline stage has what is in it";
+  EXPECT_NE(refusal({"model.layers.3.mlp"}).find("layer 3 has no norm"), std::string::npos);
+  EXPECT_NE(refusal({"visual.blocks.0.norm1"}).find("two stacks of layers, model.layers and visual.blocks"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([] { select_norms({"model.layers.0.mlp"}, constant(0.05)); }).find("not one RMSNorm"),
+            std::string::npos);
+}
+
 TEST(NormNoise, RecordsTheLengthOfTheNoiseInUnitsOfSigma) {
   Norms norms;
   NormNoise noise(constant(0.02), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);

@@ -1,10 +1,10 @@
-// The recipe's `aqn:` in a sampler that is not ours (vLLM): one norm weight at a time, as operators. The client keeps
-// the clean weight and puts the noisy one in its place after every weight update; deviates are those of our own rollout
-// for the same seed, step and parameter name.
+// The recipe's `aqn:` in a sampler that is not ours (vLLM), as operators: which of the model's norms are meant, as in
+// our own trainer, and their noise, one weight at a time. The client keeps the clean weight and puts the noisy one in
+// its place at every step and after every weight update; deviates are those of our own rollout for the same seed, step
+// and parameter name.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -45,10 +45,37 @@ bool op_has_aqn(const std::string& recipe, at::ArrayRef<std::string> overrides) 
   return translated([&] { return read_recipe(recipe, overrides).spec.has_value(); });
 }
 
-bool means_layer(const AqnSpec& spec, int64_t layer) {
-  return spec.layers.empty() || std::any_of(spec.layers.begin(), spec.layers.end(), [&](const LayerRange& range) {
-           return range.first <= layer && layer <= range.last;
-         });
+const AqnSpec& norm_noise_of(const std::string& recipe) {
+  const Aqn& aqn = aqn_of(recipe);
+  if (!aqn.spec) throw UsageError("the recipe has no section aqn");
+  if (aqn.spec->sites != AqnSites::kNormWeight)
+    throw UsageError("aqn.sites: inside another engine the noise goes onto norm weights; leave sites out");
+  return *aqn.spec;
+}
+
+// Whether a run of so many steps meets more than one strength.
+bool op_aqn_changes(const std::string& recipe, int64_t total_steps) {
+  return translated([&] { return changes_over(norm_noise_of(recipe).schedule, total_steps); });
+}
+
+// -> those of the model's modules whose weights carry the noise
+std::vector<std::string> op_aqn_norms(const std::string& recipe, at::ArrayRef<std::string> modules,
+                                      int64_t total_steps) {
+  return translated([&] {
+    const AqnSpec& spec = norm_noise_of(recipe);
+    const std::vector<std::string> paths(modules.begin(), modules.end());
+    std::vector<std::string> norms = select_norms(paths, spec);
+    std::vector<int64_t> layers;
+    for (const std::string& norm : norms) layers.push_back(layer_of_path(norm));
+    strongest_step(spec.schedule, layers, count_layers(paths), total_steps);  // refuses a schedule without noise
+    return norms;
+  });
+}
+
+// Refuses a weight whose dtype would round the schedule's weakest noise away.
+void op_check_norm_noise(const at::Tensor& clean, const std::string& recipe, const std::string& path,
+                         int64_t layer_count, int64_t total_steps) {
+  translated([&] { check_weakest(clean, path, norm_noise_of(recipe), layer_of_path(path), layer_count, total_steps); });
 }
 
 // -> the weight with its noise, sigma, and the squared error as asked for and as it is after rounding to the weight's
@@ -57,18 +84,15 @@ std::tuple<at::Tensor, double, double, double> op_norm_noise(const at::Tensor& c
                                                              const std::string& path, int64_t layer_count, int64_t step,
                                                              int64_t total_steps) {
   return translated([&]() -> std::tuple<at::Tensor, double, double, double> {
-    const Aqn& aqn = aqn_of(recipe);
-    if (!aqn.spec) throw UsageError("the recipe has no section aqn");
-    if (aqn.spec->sites != AqnSites::kNormWeight)
-      throw UsageError("aqn.sites: inside another engine the noise goes onto norm weights; leave sites out");
+    const AqnSpec& spec = norm_noise_of(recipe);
     const int64_t layer = layer_of_path(path);
-    const double sigma = strength_at(aqn.spec->schedule, step, total_steps);
-    if (sigma == 0 || !means_layer(*aqn.spec, layer)) return {clean.clone(), sigma, 0.0, 0.0};
-    check_representable(clean, path, sigma, aqn.spec->relative());
-    const double strength = sigma * layer_multiplier(aqn.spec->schedule, layer, layer_count, step, total_steps);
+    const double sigma = strength_at(spec.schedule, step, total_steps);
+    const double strength = sigma * layer_multiplier(spec.schedule, layer, layer_count, step, total_steps);
+    if (strength == 0) return {clean.clone(), sigma, 0.0, 0.0};
+    check_representable(clean, path, strength, spec.relative());
     const at::Tensor exact = clean.detach().to(at::kCPU, at::kFloat).reshape(-1);
-    const at::Tensor scale = aqn.spec->relative() ? exact.abs() * strength : at::full_like(exact, strength);
-    const at::Tensor noise = scale * norm_deviates(aqn.seed, step, path + ".weight", exact.numel());
+    const at::Tensor scale = spec.relative() ? exact.abs() * strength : at::full_like(exact, strength);
+    const at::Tensor noise = scale * norm_deviates(aqn_of(recipe).seed, step, path + ".weight", exact.numel());
     at::Tensor noisy = (exact + noise).view(clean.sizes()).to(clean.options());
     const at::Tensor error = noisy.to(at::kCPU, at::kDouble).reshape(-1) - exact.to(at::kDouble);
     return {std::move(noisy), sigma, scale.to(at::kDouble).square().sum().item<double>(),
@@ -80,6 +104,10 @@ std::tuple<at::Tensor, double, double, double> op_norm_noise(const at::Tensor& c
 
 TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("has_aqn(str recipe, str[] overrides) -> bool", op_has_aqn);
+  m.def("aqn_changes(str recipe, int total_steps) -> bool", op_aqn_changes);
+  m.def("aqn_norms(str recipe, str[] modules, int total_steps) -> str[]", op_aqn_norms);
+  m.def("check_norm_noise(Tensor clean, str recipe, str path, int layer_count, int total_steps) -> ()",
+        op_check_norm_noise);
   m.def(
       "norm_noise(Tensor clean, str recipe, str path, int layer_count, int step, int total_steps) -> (Tensor, float, "
       "float, float)",

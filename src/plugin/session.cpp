@@ -7,7 +7,9 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "base/complaint.h"
 #include "recipe/recipe.h"
+#include "site/entered.h"
 #include "site/forward.h"
 #include "site/routing.h"
 #include "site/translated.h"
@@ -45,12 +47,8 @@ void op_plan_load(const std::string& recipe, at::ArrayRef<std::string> overrides
     const std::vector<std::string> changes(overrides.begin(), overrides.end());
     const bool is_text = recipe.find_first_of("\n{") != std::string::npos;
     const Node node = is_text ? parse_recipe(recipe, changes) : load_recipe(recipe, changes);
-    PlanSettings settings;
-    settings.seed = static_cast<uint64_t>(node.at("seed").as_integer());
-    if (const Node* phases = node.find("phases")) settings.phases = *phases;
-    settings.total_steps = total_steps;
-    settings.layer_count = layer_count;
-    auto plan = std::make_shared<Plan>(read_rules(node), settings);
+    PlanSpec spec = read_plan_spec(node, total_steps, layer_count);
+    auto plan = std::make_shared<Plan>(std::move(spec.rules), spec.settings, node.find("aqn") != nullptr);
     const std::lock_guard<std::mutex> lock(session().mutex);
     if (active_plan() != nullptr)
       throw UsageError("a plan is armed in this process; disarm it before another recipe is loaded");
@@ -99,12 +97,39 @@ std::string op_get_phase() {
 
 int64_t op_place(const std::string& path) { return place_id(path); }
 int64_t op_layer(const std::string& path) { return layer_of_path(path); }
+std::string op_role(const std::string& path) { return role_of_path(path); }
 void op_register_parameter(const at::Tensor& parameter, const std::string& path) {
   register_parameter(parameter, place_id(path));
 }
-void op_forget_parameters() { forget_parameters(); }
+void op_forget_parameters() {
+  forget_parameters();
+  forget_modules();
+}
+void op_know_module(int64_t place, int64_t products, bool is_compiled, bool is_trained) {
+  know_module(static_cast<PlaceId>(place), {products, is_compiled, is_trained});
+}
+
+void op_silence(const std::string& reason) {
+  translated([&] { plan_or_throw()->silence(reason); });
+}
+void op_end_silence() {
+  translated([] { plan_or_throw()->end_silence(); });
+}
+bool op_is_silenced() {
+  const auto plan = session().plan;
+  return plan && plan->silenced();
+}
+bool op_rehearse(const std::string& kind) {
+  return translated([&] { return plan_or_throw()->rehearse(forward_kind_by_name(kind)); });
+}
+void op_set_loud(bool loud) {
+  translated([&] { plan_or_throw()->set_loud(loud); });
+}
+void op_forget_evidence() {
+  translated([] { plan_or_throw()->forget_evidence(); });
+}
 void op_weights_changed() {
-  if (const auto plan = session().plan) plan->weights().new_epoch();
+  if (const auto plan = session().plan) plan->weights().new_epoch(*plan);
 }
 
 Surface surface_of(const std::string& name) {
@@ -226,6 +251,12 @@ std::string op_families() {
                     {"operators", std::vector<std::string>(family.operators.begin(), family.operators.end())}});
   return json.dump();
 }
+std::string op_complaint_codes() {
+  auto json = nlohmann::ordered_json::array();
+  for (const ComplaintKind& kind : complaint_kinds())
+    json.push_back({{"code", std::string(kind.name)}, {"meaning", std::string(kind.meaning)}});
+  return json.dump();
+}
 void op_unwrap() {
   translated([] { unwrap_all(); });
 }
@@ -246,9 +277,17 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("get_phase() -> str", op_get_phase);
   m.def("place(str path) -> int", op_place);
   m.def("layer(str path) -> int", op_layer);
+  m.def("role(str path) -> str", op_role);
   m.def("register_parameter(Tensor parameter, str path) -> ()", op_register_parameter);
   m.def("forget_parameters() -> ()", op_forget_parameters);
   m.def("weights_changed() -> ()", op_weights_changed);
+  m.def("know_module(int place, int products, bool is_compiled, bool is_trained) -> ()", op_know_module);
+  m.def("silence(str reason) -> ()", op_silence);
+  m.def("end_silence() -> ()", op_end_silence);
+  m.def("is_silenced() -> bool", op_is_silenced);
+  m.def("rehearse(str kind) -> bool", op_rehearse);  // "": it has ended
+  m.def("forget_evidence() -> ()", op_forget_evidence);
+  m.def("set_loud(bool loud) -> ()", op_set_loud);
   m.def("boundary(Tensor x, int place, str surface) -> Tensor", op_boundary);
   m.def("boundary_is_wanted(int place, str surface) -> bool", op_boundary_is_wanted);
   m.def("boundary_in_backward(int place, str surface) -> (bool, bool)", op_boundary_in_backward);
@@ -259,6 +298,7 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("census_end(bool keep) -> str", op_census_end);
   m.def("wrapped_operators() -> str", op_wrapped);
   m.def("operator_families() -> str", op_families);
+  m.def("complaint_codes() -> str", op_complaint_codes);
   m.def("unwrap() -> ()", op_unwrap);
 }
 
@@ -266,6 +306,7 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
 
 void faultline_push_scope(uint32_t place) { faultline::push_scope(place); }
 void faultline_pop_scope() { faultline::pop_scope(); }
+void faultline_abandon_scope() { faultline::abandon_scope(); }
 void faultline_begin_forward(uint32_t place, int32_t kind, int32_t phase) {
   FL_ASSERT(kind >= 0 && kind < faultline::kForwardKinds && phase < faultline::kPhases);
   faultline::begin_forward(place, static_cast<faultline::ForwardKind>(kind),

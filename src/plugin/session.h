@@ -9,6 +9,7 @@ extern "C" {
 // Called around every module by clients; plain functions, because an operator call costs ten times as much.
 void faultline_push_scope(uint32_t place);
 void faultline_pop_scope();
+void faultline_abandon_scope();  // pop_scope of a module that an exception has ended
 // push_scope of the root module, as a forward of this kind; phase: of this forward where the process has none, or -1.
 void faultline_begin_forward(uint32_t place, int32_t kind, int32_t phase);
 int32_t faultline_kind_number(const char* name);   // of "whole", "prefill", …; -1: there is none

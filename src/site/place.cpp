@@ -92,4 +92,10 @@ const Place& place_of(PlaceId id) {
   return all.places[id];
 }
 
+PlaceId place_count() {
+  Places& all = places();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  return static_cast<PlaceId>(all.places.size());
+}
+
 }  // namespace faultline

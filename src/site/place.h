@@ -20,6 +20,7 @@ struct Place {
 
 PlaceId place_id(std::string_view path);  // interns; "" is kNowhere
 const Place& place_of(PlaceId id);
+PlaceId place_count();  // ids are below it
 
 int64_t layer_of_path(std::string_view path);
 std::string role_of_path(std::string_view path);

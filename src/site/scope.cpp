@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "site/entered.h"
 #include "site/forward.h"
 
 namespace faultline {
@@ -138,6 +139,8 @@ std::optional<Phase> get_phase() {
 void push_scope(PlaceId place) {
   const auto node = torch::autograd::get_current_node();
   frames.push_back({place, node.get(), phase_of_gradient_mode(), kind_inside(node.get())});
+  const bool again = frames.size() > 1 && frames[frames.size() - 2].place == place;  // two clients' hooks, one entry
+  if (!node && !again) note_entry(place, get_phase().value_or(frames.front().phase), frames.back().kind);
   note_change(place, frames.back().kind);
 }
 
@@ -148,6 +151,7 @@ void push_forward(PlaceId root, ForwardKind kind, std::optional<Phase> phase) {
     if (at::GradMode::is_enabled()) last_trained_kind.store(kind, std::memory_order_relaxed);
   }
   frames.push_back({root, node.get(), phase.value_or(phase_of_gradient_mode()), kind});
+  if (!node) note_entry(root, get_phase().value_or(frames.front().phase), kind);
   note_change(root, kind);
 }
 
@@ -159,6 +163,14 @@ void pop_scope() {
   else
     note_change(frames.back().place, frames.back().kind);
 }
+
+void abandon_scope() {
+  const bool again = frames.size() > 1 && frames[frames.size() - 2].place == frames.back().place;
+  if (!frames.empty() && frames.back().node == nullptr && !again)
+    forget_entry(frames.back().place, get_phase().value_or(frames.front().phase), frames.back().kind);
+  pop_scope();
+}
+bool is_inside_scope() { return !frames.empty(); }
 
 ForwardKind forward_kind() { return kind_inside(torch::autograd::get_current_node().get()); }
 

@@ -153,7 +153,7 @@ bool plan_wants(PlaceId place, Surface surface) {
 
 void count_forwards_of_plan(Phase phase, ForwardKind kind, int64_t count) {
   const auto plan = active_plan();
-  if (plan && plan->armed()) plan->count_forwards(phase, kind, count);
+  if (plan && plan->armed() && !plan->silenced()) plan->count_forwards(phase, kind, count);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -116,7 +117,7 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   std::vector<at::Tensor> given, results;
   for (const c10::IValue& argument : arguments) collect_tensors(argument, given);
-  const Location location = locate(base_name(name), given);
+  const Location location = locate(weight_use_of(base_name(name)), given);
   const ForwardKind kind = forward_kind();
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(kCensusKey);
@@ -213,6 +214,32 @@ void count_boundary(PlaceId place, Surface surface) {
   CensusEntry& entry = all.entries[{forward_kind(), name, place, phase}].entry;
   if (entry.calls == 0) entry = {name, place, phase, 0, 0, 0, ""};
   entry.calls += 1, entry.writes += 1;
+}
+
+namespace {
+
+std::atomic<const Plan*> told{nullptr};
+
+bool is_told(PlaceId place, Surface surface) {
+  const Plan* plan = told.load();
+  return plan != nullptr && boundary_is_wanted(*plan, place, surface);
+}
+at::Tensor count_and_pass(const at::Tensor& x, PlaceId place, Surface surface) {
+  if (is_told(place, surface)) count_boundary(place, surface);
+  return x;
+}
+const SiteListener kCensusListener{count_and_pass, is_told, [](Phase, ForwardKind, int64_t) {}};
+
+}  // namespace
+
+ToldBoundaries::ToldBoundaries(const Plan& plan) {
+  FL_ASSERT(active_plan() == nullptr && told == nullptr);
+  told = &plan;
+  set_site_listener(&kCensusListener);
+}
+ToldBoundaries::~ToldBoundaries() {
+  set_site_listener(nullptr);
+  told = nullptr;
 }
 
 std::optional<Surface> boundary_of(const CensusEntry& entry) {

@@ -26,7 +26,7 @@ struct Expected {
 // Expected calls of one rule, phase by phase.
 class Expectation {
  public:
-  Expectation(const Plan& plan, const PlanRule& rule, std::vector<std::string>& complaints)
+  Expectation(const Plan& plan, const PlanRule& rule, std::vector<Complaint>& complaints)
       : plan_(plan), rule_(rule), complaints_(complaints) {
     const auto names = operators_of(rule);
     operators_.insert(names.begin(), names.end());
@@ -39,7 +39,8 @@ class Expectation {
     expected.forwards += forwards;
     const std::optional<Phase> from = census == nullptr ? std::nullopt : source(*census, phase);
     if (!from) {
-      complain("{} {} forwards ran in {}, and the census has none of that kind: their calls cannot be predicted",
+      complain(ComplaintCode::kUnpredicted, "",
+               "{} {} forwards ran in {}, and the census has none of that kind: their calls cannot be predicted",
                forwards, forward_kind_name(kind), phase_name(phase));
       unpredicted_.insert(phase);
       return;
@@ -91,23 +92,27 @@ class Expectation {
         counted[row->place] += static_cast<int64_t>(numbers.calls), all_counted += static_cast<int64_t>(numbers.calls);
       }
       for (const auto& [place, calls] : expected.calls) all_expected += calls, counted.try_emplace(place, 0);
-      const std::string places = differing(counted, expected.calls);
+      const auto [places, only_place] = differing(counted, expected.calls);
       if (all_counted != all_expected) {
-        complain("{} calls in {} where {} forwards{} make {}{}", all_counted, phase_name(phase), expected.forwards,
+        complain(ComplaintCode::kCounts, only_place, "{} calls in {} where {} forwards{} make {}{}", all_counted,
+                 phase_name(phase), expected.forwards,
                  expected.routed > 0 ? fmt::format(" and {} routed calls", expected.routed) : "", all_expected,
                  places.empty() ? "" : ": " + places);
       } else if (counted[kNowhere] == expected_at(expected, kNowhere) && !places.empty()) {
         // Compiled code is unattributed where the census was not: then only the sum can be held against it.
-        complain("{} calls in {} are as many as expected, but not where: {}", all_counted, phase_name(phase), places);
+        complain(ComplaintCode::kCounts, only_place, "{} calls in {} are as many as expected, but not where: {}",
+                 all_counted, phase_name(phase), places);
       }
     }
   }
 
  private:
   template <class... Arguments>
-  void complain(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
+  void complain(ComplaintCode code, const std::string& place, fmt::format_string<Arguments...> text,
+                Arguments&&... arguments) {
     complaints_.push_back(
-        fmt::format("rule '{}': {}", rule_.rule.name, fmt::format(text, std::forward<Arguments>(arguments)...)));
+        {code, rule_.rule.name, place,
+         fmt::format("rule '{}': {}", rule_.rule.name, fmt::format(text, std::forward<Arguments>(arguments)...))});
   }
 
   bool names(const CensusEntry& entry) const {
@@ -140,7 +145,8 @@ class Expectation {
                  Phase phase) {
     if (!why_unreached(rule_, {place, phase}, rule_.rule.where->surface).empty()) return;
     if (writes % per.count != 0) {
-      complain("{} at {} ran {} times in {} {} of the census: what changes from one to the next cannot be predicted",
+      complain(ComplaintCode::kUnpredicted, place_of(place).path,
+               "{} at {} ran {} times in {} {} of the census: what changes from one to the next cannot be predicted",
                name, place_text(place), writes, per.count, per.what);
       unpredicted_.insert(phase);
       return;
@@ -148,22 +154,27 @@ class Expectation {
     expected.calls[place] += writes / per.count * times;
   }
 
-  static std::string differing(const std::map<PlaceId, int64_t>& counted, const std::map<PlaceId, int64_t>& expected) {
-    std::string text;
+  struct Differing {
+    std::string text;        // the first few places, with their counts
+    std::string only_place;  // its path, where there is one alone
+  };
+  static Differing differing(const std::map<PlaceId, int64_t>& counted, const std::map<PlaceId, int64_t>& expected) {
+    std::string text, first_place;
     int named = 0;
     for (const auto& [place, calls] : counted) {
       const auto found = expected.find(place);
       const int64_t wanted = found == expected.end() ? 0 : found->second;
       if (calls == wanted) continue;
-      if (++named > 3) return text + ", …";
+      if (++named > 3) return {text + ", …", ""};
+      if (named == 1) first_place = place_of(place).path;
       text += fmt::format("{}{} at {} instead of {}", text.empty() ? "" : ", ", calls, place_text(place), wanted);
     }
-    return text;
+    return {text, named == 1 ? first_place : ""};
   }
 
   const Plan& plan_;
   const PlanRule& rule_;
-  std::vector<std::string>& complaints_;
+  std::vector<Complaint>& complaints_;
   std::set<std::string> operators_;
   std::map<Phase, Expected> phases_;
   std::set<Phase> unpredicted_;
@@ -176,7 +187,7 @@ bool tells_scoring(const Census& census) {
 }
 
 void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
-                  std::vector<std::string>& complaints) {
+                  std::vector<Complaint>& complaints) {
   if (censuses.empty()) return;
   const bool tells_boundaries = std::any_of(censuses.begin(), censuses.end(), [](const auto& census) {
     return std::any_of(census.second.begin(), census.second.end(),

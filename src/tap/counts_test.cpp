@@ -30,9 +30,7 @@ TEST(Counts, HoldEachKindOfForwardAgainstItsOwnCensus) {
   run_forward(ForwardKind::kWhole, a);
   const Verdict verdict = judge(*plan, censuses);
   ASSERT_EQ(verdict.complaints.size(), 1u);
-  EXPECT_NE(verdict.complaints[0].find("1 whole forwards ran in rollout, and the census has none of that kind"),
-            std::string::npos)
-      << verdict.complaints[0];
+  EXPECT_EQ(verdict.complaints[0].code, ComplaintCode::kUnpredicted) << verdict.complaints[0].sentence;
 }
 
 TEST(Counts, ExpectABackwardOfForwardsWithGradientsOnly) {
@@ -56,8 +54,9 @@ TEST(Counts, ExpectABackwardOfForwardsWithGradientsOnly) {
   const Verdict verdict = judge(*plan, censuses);
   set_phase({});
   ASSERT_EQ(verdict.complaints.size(), 1u);
-  EXPECT_NE(verdict.complaints[0].find("1 calls in actor_backward where 2 forwards make 2"), std::string::npos)
-      << verdict.complaints[0];
+  EXPECT_EQ(verdict.complaints[0].code, ComplaintCode::kCounts);
+  EXPECT_NE(verdict.complaints[0].sentence.find("1 calls in actor_backward where 2 forwards make 2"), std::string::npos)
+      << verdict.complaints[0].sentence;
 }
 
 TEST(Counts, FollowWhatTheRouterChose) {
@@ -82,10 +81,13 @@ TEST(Counts, FollowWhatTheRouterChose) {
   forward({2, 4, 6}, 2);  // expert 6 is left out
   const Verdict verdict = judge(*plan, censuses);
   ASSERT_EQ(verdict.complaints.size(), 1u);
-  EXPECT_NE(verdict.complaints[0].find("12 calls in rollout where 2 forwards and 7 routed calls make 14: 0 at "
-                                       "model.layers.0.mlp.experts.6 instead of 2"),
+  EXPECT_EQ(verdict.complaints[0].code, ComplaintCode::kCounts);
+  EXPECT_EQ(verdict.complaints[0].rule, plan->rules()[0]->rule.name);
+  EXPECT_EQ(verdict.complaints[0].place, "model.layers.0.mlp.experts.6");
+  EXPECT_NE(verdict.complaints[0].sentence.find("12 calls in rollout where 2 forwards and 7 routed calls make 14: 0 at "
+                                                "model.layers.0.mlp.experts.6 instead of 2"),
             std::string::npos)
-      << verdict.complaints[0];
+      << verdict.complaints[0].sentence;
 }
 
 }  // namespace

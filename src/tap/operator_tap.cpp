@@ -12,8 +12,10 @@
 #include <mutex>
 #include <set>
 
+#include "site/entered.h"
 #include "site/translated.h"
 #include "tap/boundary.h"
+#include "tap/launches.h"
 #include "tap/operators.h"
 #include "tap/replacement.h"
 #include "tap/substitution.h"
@@ -27,6 +29,7 @@ struct Tap {
   std::mutex mutex;  // of arming
   std::atomic<std::shared_ptr<Plan>> plan;
   std::atomic<int64_t> running{0};         // wrapped calls in flight, all threads
+  uint64_t counted = 0;                    // generation of the plan whose entries of places are counted
   std::atomic<bool> follows_casts{false};  // the plan has rules to which a parameter's cast copy is that parameter
   std::map<std::pair<std::string, c10::DispatchKey>, uint32_t> wrapped;
   std::vector<std::unique_ptr<torch::Library>> registrations;
@@ -64,6 +67,7 @@ struct TapKernel final : c10::OperatorKernel {
       : original(std::move(kernel)),
         target(number),
         results(results_of(schema)),
+        weight_use(weight_use_of(base_name(schema.name()))),
         above_autograd(autograd),
         casts(schema.name() == kCast) {}
 
@@ -85,11 +89,12 @@ struct TapKernel final : c10::OperatorKernel {
       original.callBoxed(op, keys, stack);
       return;
     }
+    const LaunchScope launches(target);  // the operator's kernels and its faults', in one census of launches
     const std::size_t arguments = op.schema().arguments().size();
     std::vector<at::Tensor> given, written;
     for (std::size_t i = 0; i < arguments; ++i) collect_tensors(torch::jit::peek(*stack, i, arguments), given);
     for (const std::size_t i : results.written) collect_tensors(torch::jit::peek(*stack, i, arguments), written);
-    const Location location = locate(tap().bases[target], given);
+    const Location location = locate(weight_use, given);
     translated(
         [&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
     if (above_autograd) {
@@ -144,6 +149,8 @@ struct TapKernel final : c10::OperatorKernel {
         if (row.unreached.empty() && (!replaces || replacement->values.defined())) {
           const ActingGuard guard(~uint64_t{0});
           plan.act(row, tensor, replaces ? replacement->values : at::Tensor());
+          if (location.place == kNowhere && location.phase != Phase::kActorBackward && !is_inside_scope())
+            note_outside(rule->index, location.phase);
         } else {
           row.calls.fetch_add(1, std::memory_order_relaxed);
         }
@@ -154,6 +161,7 @@ struct TapKernel final : c10::OperatorKernel {
   const c10::SafeKernelFunction original;
   const uint32_t target;
   const Results results;
+  const WeightUse weight_use;
   const bool above_autograd;  // wraps the Autograd key: replaces inputs and nothing else
   const bool casts;           // its result may be a parameter in another dtype
 };
@@ -257,6 +265,9 @@ void arm(std::shared_ptr<Plan> plan) {
     the_tap.rules_of[number].store(found == rules_of.end() ? 0 : found->second, std::memory_order_release);
   }
   lost_by_fork = false;
+  if (the_tap.counted != plan->generation()) begin_counting_entries();
+  the_tap.counted = plan->generation();
+  pause_counting_entries(plan->silenced());
   if (follows_casts) forget_casts();
   the_tap.follows_casts = follows_casts;
   plan->set_armed(true);
@@ -270,6 +281,7 @@ void disarm() {
   const std::shared_ptr<Plan> plan = the_tap.plan.load();
   if (!plan) return;
   set_site_listener(nullptr);
+  pause_counting_entries(true);
   the_tap.follows_casts = false;
   plan->set_armed(false);
   for (auto& rules : the_tap.rules_of) rules.store(0, std::memory_order_release);
@@ -306,6 +318,7 @@ void forget_plan_after_fork() {
   Tap& the_tap = tap();
   if (const auto plan = the_tap.plan.load()) {
     set_site_listener(nullptr);
+    pause_counting_entries(true);
     the_tap.follows_casts = false;
     for (auto& rules : the_tap.rules_of) rules.store(0);
     the_tap.plan.store(nullptr);

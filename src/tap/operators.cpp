@@ -321,10 +321,20 @@ std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vec
   throw UsageError(fmt::format("nothing matches operator '{}'{}", pattern, did_you_mean(pattern, candidates)));
 }
 
-Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments) {
+WeightUse weight_use_of(std::string_view base) {
+  const std::string_view family = family_of(base);
+  return family == "matmul" ? WeightUse::kProduct : family == "embedding" ? WeightUse::kLookUp : WeightUse::kOther;
+}
+
+Location locate(WeightUse use, c10::ArrayRef<at::Tensor> arguments) {
   Location location = locate();
-  for (std::size_t i = 0; location.place == kNowhere && i < arguments.size(); ++i)
-    location.place = place_of_storage(arguments[i], family_of(base) == "embedding");
+  if (location.place != kNowhere && use != WeightUse::kProduct) return location;
+  for (const at::Tensor& argument : arguments) {
+    const PlaceId owner = place_of_storage(argument, use == WeightUse::kLookUp);
+    if (owner == kNowhere) continue;
+    location.place = owner;
+    break;
+  }
   return location;
 }
 

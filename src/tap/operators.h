@@ -51,7 +51,11 @@ void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors)
 
 bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arguments);  // a view of one
 
-// Where an operator with these arguments runs: where no scope tells, a parameter among them does.
-Location locate(std::string_view base, c10::ArrayRef<at::Tensor> arguments);
+// Where an operator with these arguments runs. A product belongs to the owner of the weight that it reads, whoever
+// calls it: modules read their children's, and compiled code shows nothing else. Of other operators the scope tells,
+// and a parameter only where there is none.
+enum class WeightUse { kOther, kLookUp, kProduct };
+WeightUse weight_use_of(std::string_view base);
+Location locate(WeightUse use, c10::ArrayRef<at::Tensor> arguments);
 
 }  // namespace faultline

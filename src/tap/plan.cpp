@@ -9,7 +9,9 @@
 #include <map>
 
 #include "numeric/apply.h"
+#include "numeric/lasting.h"
 #include "numeric/resolution.h"
+#include "site/entered.h"
 #include "tap/operators.h"
 #include "tap/plan_rule.h"
 #include "tap/step_part.h"
@@ -38,10 +40,27 @@ std::map<const Row*, at::Tensor>& references() {
   return all;
 }
 
+void note_strength(Row& row) {
+  if (row.strengths.empty() || row.strengths.back() != row.strength) row.strengths.push_back(row.strength);
+}
+
 std::atomic<uint64_t> generations{0};
 std::atomic<uint32_t> process_part{0};
 
 }  // namespace
+
+bool grows_with_strength(FaultKind kind) {
+  switch (kind) {
+    case FaultKind::kRelativeGaussian:
+    case FaultKind::kAbsoluteGaussian:
+    case FaultKind::kScaledGaussian:
+    case FaultKind::kSystematicBias:
+    case FaultKind::kGain:
+    case FaultKind::kOffset:
+    case FaultKind::kDeadzone: return true;
+    default: return false;
+  }
+}
 
 bool can_fault(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_meta()) return false;
@@ -60,9 +79,9 @@ struct Plan::Table {
   std::vector<Row*> rows;
 };
 
-Plan::Plan(std::vector<Rule> rules, PlanSettings settings)
+Plan::Plan(std::vector<Rule> rules, PlanSettings settings, bool may_be_empty)
     : settings_(std::move(settings)), generation_(++generations), weights_(std::make_unique<WeightCache>()) {
-  if (rules.empty()) throw UsageError("a plan needs at least one rule under faults:");
+  if (rules.empty() && !may_be_empty) throw UsageError("a plan needs at least one rule under faults:");
   for (Rule& rule : rules) add_rule(std::move(rule), nullptr);
   const std::size_t written = rules_.size();
   for (std::size_t i = 0; i < written; ++i) {
@@ -104,10 +123,10 @@ double Plan::strength_of(const PlanRule& rule, PlaceId place) const {
 Control Plan::start_step(Row& row) const {
   row.strength = strength_of(*row.rule, row.place);
   // A captured graph will replay with it, unseen by the host.
-  if (row.captured > 0 && row.strengths.back() != row.strength) row.strengths.push_back(row.strength);
+  if (row.captured > 0) note_strength(row);
   Control control;
-  control.armed = armed() ? 1 : 0;
-  control.strength = static_cast<float>(row.strength);
+  control.armed = acts_now(row) ? 1 : 0;
+  control.strength = static_cast<float>(row.strength * (loud_ && grows_with_strength(row.rule->rule.what.kind) ? 0x1p20 : 1));
   control.step = static_cast<uint32_t>(step_);
   control.call = process_part.load(std::memory_order_relaxed) << kPartBits;
   control.phase = static_cast<uint32_t>(row.phase);
@@ -132,11 +151,91 @@ void Plan::set_armed(bool armed) {
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   if (armed_ == armed) return;
   armed_ = armed;
+  write_arming();
+}
+
+bool Plan::acts_now(const Row& row) const {
+  return armed() && (!silenced() || row.rule->rule.where->surface == Surface::kWeight);
+}
+
+// Only the flags: call numbers go on.
+void Plan::write_arming() {
   const at::AutoDispatchBelowADInplaceOrView below;
-  // Only the flag: call numbers go on.
   for (auto& table : tables_) {
-    for (auto& block : table->blocks) block.controls.select(1, 0).fill_(armed ? 1 : 0);
+    for (std::size_t b = 0; b < table->blocks.size(); ++b) {
+      at::Tensor flags = at::zeros({kSlots}, at::kInt);
+      auto* flag = flags.mutable_data_ptr<int32_t>();
+      for (std::size_t slot = b * kSlots; slot < std::min(table->rows.size(), (b + 1) * kSlots); ++slot)
+        flag[slot % kSlots] = acts_now(*table->rows[slot]) ? 1 : 0;
+      table->blocks[b].controls.select(1, 0).copy_(flags, /*non_blocking=*/true);
+    }
   }
+}
+
+void Plan::silence(const std::string& reason) {
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  silences_.push_back(reason);
+  apart_.try_emplace(reason, 0);
+  if (silenced_.exchange(true)) return;
+  pause_counting_entries(true);
+  write_arming();
+}
+
+void Plan::end_silence() {
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  if (silences_.empty()) throw UsageError("the plan is not silenced");
+  silences_.pop_back();
+  if (!silences_.empty()) return;
+  silenced_ = false;
+  rehearsal_.reset();
+  if (armed()) pause_counting_entries(false);
+  write_arming();
+}
+
+bool Plan::rehearse(std::optional<ForwardKind> kind) {
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  rehearsal_.reset();
+  if (!kind) return false;
+  if (silences_.empty()) throw UsageError("a forward is rehearsed while the plan is silenced");
+  bool& done = rehearsals_[static_cast<std::size_t>(*kind)];
+  if (done) return false;
+  rehearsal_ = kind, rehearsal_depth_ = silences_.size();
+  return done = true;
+}
+
+void Plan::count_call(Row& row, bool capturing) {
+  if (capturing) row.captured.fetch_add(1, std::memory_order_relaxed);
+  if (!acts_now(row)) {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    if (silences_.empty()) return;
+    apart_[silences_.back()] += 1;
+    if (rehearsal_ && silences_.size() == rehearsal_depth_) row.rehearsed[static_cast<std::size_t>(*rehearsal_)].fetch_add(1, std::memory_order_relaxed);
+  } else if (!capturing) {
+    row.calls.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Plan::set_loud(bool loud) {
+  loud_ = loud;
+  begin_step(step_);
+}
+
+void Plan::forget_evidence() {
+  {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    for (auto& table : tables_) {
+      for (auto& block : table->blocks) block.ledgers.zero_();
+    }
+    for (auto& row : rows_) {
+      row->calls = row->uses = 0;
+      row->strengths.clear();
+    }
+    begin_counting_entries();
+    pause_counting_entries(silenced());
+    for (auto& count : forwards_) count = 0;
+  }
+  begin_step(step_);
 }
 
 void Plan::begin_step(int64_t step) {
@@ -215,9 +314,8 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
   }
   apply_(x, rule, row.keys, Control{}, tensors);
   if (row.first != nullptr) references().erase(row.first);
-  row.calls.fetch_add(1, std::memory_order_relaxed);
-  if (is_capturing(x)) row.captured.fetch_add(1, std::memory_order_relaxed);
-  if (row.strengths.empty() || row.strengths.back() != row.strength) row.strengths.push_back(row.strength);
+  count_call(row, is_capturing(x));
+  if (row.captured > 0 || acts_now(row)) note_strength(row);
 }
 
 void Plan::make_row(Row& row, const at::Tensor& x) {
@@ -231,8 +329,8 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
   Table& table = table_of(x.device());
   if (table.rows.size() == table.blocks.size() * kSlots) {
     const auto options = at::TensorOptions().device(x.device());
-    table.blocks.push_back({at::zeros({kSlots, sizeof(Control) / 4}, options.dtype(at::kInt)),
-                            at::zeros({kSlots, kLedgerWords}, options.dtype(at::kLong))});
+    table.blocks.push_back({lasting_zeros({kSlots, sizeof(Control) / 4}, options.dtype(at::kInt)),
+                            lasting_zeros({kSlots, kLedgerWords}, options.dtype(at::kLong))});
   }
   const std::size_t slot = table.rows.size();
   table.rows.push_back(&row);

@@ -10,9 +10,11 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -22,16 +24,10 @@
 #include "numeric/lower.h"
 #include "site/boundary.h"
 #include "tap/plan_rule.h"
+#include "tap/plan_settings.h"
 #include "tap/routed.h"
 
 namespace faultline {
-
-struct PlanSettings {
-  uint64_t seed = 0;
-  Node phases;              // the recipe's, or null
-  int64_t total_steps = 1;  // for schedules
-  int64_t layer_count = 0;  // for per-layer schedules; 0: not known
-};
 
 // What a row has been asked to do, host side. Rows that no rule may act on keep the reason, for the coverage report.
 struct Row {
@@ -46,9 +42,10 @@ struct Row {
   Dtype dtype = Dtype::kFloat32;
   std::vector<int64_t> first_shape;
   int64_t first_step = 0;
-  std::atomic<int64_t> calls{0};     // issued by the host; replays of a captured graph are not among them
+  std::atomic<int64_t> calls{0};     // that the host issued and that ran; replays of a captured graph are not among them
   std::atomic<int64_t> uses{0};      // of a weight's faulted copy
-  std::atomic<int64_t> captured{0};  // of these, calls that were recorded into a CUDA graph and did not run then
+  std::atomic<int64_t> captured{0};  // calls that were recorded into a CUDA graph; each replay runs them
+  std::array<std::atomic<int64_t>, kForwardKinds> rehearsed{};  // calls in one forward of each kind: Plan::rehearse
   const Row* first = nullptr;        // of a second pass: the row of the first at the same site
   at::Tensor previous;               // stale: what the site gave at its last call, before the fault
   bool repeatable = false;           // and that was in this step: a resumed run has no other
@@ -61,7 +58,8 @@ class WeightCache;
 
 class Plan : public std::enable_shared_from_this<Plan> {
  public:
-  Plan(std::vector<Rule> rules, PlanSettings settings);
+  // may_be_empty: something else proves that the recipe acted here, as noise on norms does (aqn).
+  Plan(std::vector<Rule> rules, PlanSettings settings, bool may_be_empty = false);
   ~Plan();
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -69,10 +67,28 @@ class Plan : public std::enable_shared_from_this<Plan> {
   const std::vector<std::unique_ptr<PlanRule>>& rules() const { return rules_; }
   const PlanSettings& settings() const { return settings_; }
 
+  uint64_t generation() const { return generation_; }  // of this plan alone, in this process
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
   void set_armed(bool armed);
   void begin_step(int64_t step);  // call numbers start again, strengths follow their schedules
   int64_t step() const { return step_; }
+
+  // Note [Silence]
+  // What an engine runs for itself — profiling, warm-up, an autotuner's trials — is nobody's result. Silenced, rules
+  // launch their kernels as always, so that a graph captured meanwhile has them in it, but the control rows let the
+  // kernels do nothing and count nothing; the host counts the calls apart, by reason. Lifting the silence is one write to
+  // the table: whatever was captured acts from then on. Rules on weights act all the while: their copies outlast it.
+  void silence(const std::string& reason);  // "warm-up"; nests
+  void end_silence();
+  bool silenced() const { return silenced_.load(std::memory_order_relaxed); }
+  const std::map<std::string, int64_t>& calls_apart() const { return apart_; }
+  // In silence, what runs until the next call is one forward of this kind: each site's calls in it are its calls a
+  // forward. Nothing: it has ended. A kind is rehearsed once; false: it has been.
+  bool rehearse(std::optional<ForwardKind> kind);
+  // Loud, kinds with a strength have a million times theirs: for a canary, whose fault no rounding may swallow.
+  void set_loud(bool loud);
+  // Ledger, calls and forwards begin again at zero: what came before (a canary) proves nothing about what follows.
+  void forget_evidence();
 
   // The row of a site, made at its first call on a tensor like x. Look at `unreached`; `why_not`: what the caller knows
   // against it.
@@ -106,9 +122,12 @@ class Plan : public std::enable_shared_from_this<Plan> {
  private:
   struct Table;
   Table& table_of(const at::Device& device);
+  bool acts_now(const Row& row) const;  // armed, and neither silenced nor a rule on weights
+  void write_arming();                  // the flag of every control row
   double strength_of(const PlanRule& rule, PlaceId place) const;
   Control start_step(Row& row) const;  // the row's control at the start of the step; its strength
   void write_controls(Table& table);
+  void count_call(Row& row, bool capturing);
   void make_row(Row& row, const at::Tensor& x);
   void add_rule(Rule rule, const PlanRule* repeats);
 
@@ -116,6 +135,13 @@ class Plan : public std::enable_shared_from_this<Plan> {
   PlanSettings settings_;
   uint64_t generation_;
   std::atomic<bool> armed_{false};
+  std::atomic<bool> silenced_{false};
+  bool loud_ = false;
+  std::vector<std::string> silences_;  // reasons, outermost first
+  std::map<std::string, int64_t> apart_;
+  std::array<bool, kForwardKinds> rehearsals_{};
+  std::optional<ForwardKind> rehearsal_;
+  std::size_t rehearsal_depth_ = 0;  // silences around it: what is silenced inside (an autotuner's trial) is no part of it
   int64_t step_ = 0;
   static std::size_t forward_index(Phase phase, ForwardKind kind) {
     return static_cast<std::size_t>(phase) * kForwardKinds + static_cast<std::size_t>(kind);
@@ -133,6 +159,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
 // The plan that acts in this process, or null.
 std::shared_ptr<Plan> active_plan();
 
+bool grows_with_strength(FaultKind kind);    // a larger strength changes more, without a limit
 bool can_fault(const at::Tensor& tensor);  // a dense tensor of a dtype that faults act on
 
 }  // namespace faultline

@@ -23,11 +23,11 @@ bool layer_text_holds(const std::string& text, int64_t layer) {
   return layer >= first && layer <= last;
 }
 
+}  // namespace
+
 bool names_place(const std::string& pattern, const Place& place) {
   return pattern == place.role || glob_matches(pattern, place.path) || glob_matches("*." + pattern, place.path);
 }
-
-}  // namespace
 
 PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases) {
   PhaseSet set;

@@ -23,6 +23,7 @@ struct PlanRule {
 
 void check_plan_rule(const PlanRule& rule);  // throws UsageError where a plan cannot do what it says
 
+bool names_place(const std::string& pattern, const Place& place);  // a role, or a glob of the path's end
 // Whether `where.module` or `where.layer`, `except` mean this place.
 bool rule_means_module(const Selector& where, const Place& place);
 bool rule_means_layer(const Selector& where, const Place& place);

@@ -16,13 +16,18 @@
 namespace faultline {
 namespace {
 
+constexpr const char* kNotNamed = "no rule names it";
+
 // "": the rule acts there.
 std::string why_not(const PlanRule& rule, const std::set<std::string>& operators, const CensusEntry& entry) {
   const auto boundary = boundary_of(entry);
   const bool named =
       boundary ? rule_means_boundary(rule, place_of(entry.place), *boundary) : operators.contains(entry.name);
-  if (!named) return "no rule names it";
-  return why_unreached(rule, {entry.place, entry.phase}, rule.rule.where->surface);
+  if (!named) return kNotNamed;
+  const Surface surface = rule.rule.where->surface;
+  if (surface != Surface::kGradient) return why_unreached(rule, {entry.place, entry.phase}, surface);
+  if (entry.phase != Phase::kActorForward) return fmt::format("nothing goes backward in {}", phase_name(entry.phase));
+  return why_unreached(rule, {entry.place, Phase::kActorBackward}, surface);
 }
 
 std::vector<std::set<std::string>> operators_of_rules(const Plan& plan) {
@@ -85,10 +90,16 @@ void check_reached(const Plan& plan, const Censuses& censuses) {
   }
   for (const auto& rule : plan.rules()) {
     const std::string& pattern = rule->rule.where->operator_pattern;
-    const Prediction& sum = all[rule->index];
-    if (sum.sites > 0 || pattern.empty()) continue;
+    Prediction& sum = all[rule->index];
+    if (sum.sites > 0) continue;
+    const auto unnamed = sum.unreached.extract(kNotNamed);
+    if (!sum.unreached.empty())
+      throw UsageError(fmt::format(
+          "rule '{}': {} '{}' acts nowhere in what ran ({})", rule->rule.name, pattern.empty() ? "module" : "operator",
+          pattern.empty() ? rule->rule.where->module_pattern : pattern, reasons_text(sum.unreached)));
+    if (pattern.empty()) continue;  // its names are checked by check_modules; not every client's census has boundaries
     throw UsageError(fmt::format("rule '{}': operator '{}' matches nothing that ran ({}){}", rule->rule.name, pattern,
-                                 sum.unreached.empty() ? "nothing ran" : reasons_text(sum.unreached),
+                                 unnamed.empty() ? "nothing ran" : reasons_text({{unnamed.key(), unnamed.mapped()}}),
                                  did_you_mean(pattern, std::vector<std::string>(ran.begin(), ran.end()))));
   }
 }
@@ -102,10 +113,10 @@ nlohmann::ordered_json coverage(const Plan& plan, const Census& census) {
   std::map<std::tuple<Phase, std::string, std::string>, int64_t> missed;
   for (const CensusEntry& entry : census) {
     if (boundary_of(entry)) continue;
-    std::string reason = "no rule names it";
+    std::string reason = kNotNamed;
     for (const auto& rule : plan.rules()) {
       const std::string why = why_not(*rule, operators[rule->index], entry);
-      if (why != "no rule names it") reason = why;
+      if (why != kNotNamed) reason = why;
       if (why.empty()) break;
     }
     auto& [all, reached] = phases[entry.phase];

@@ -17,7 +17,8 @@ struct Prediction {
   std::map<std::string, int64_t> unreached;  // why calls are not: how many
 };
 std::vector<Prediction> predict(const Plan& plan, const Census& census);
-// Throws UsageError where a rule matches nothing of any census, with the nearest names.
+// Throws UsageError where a rule matches nothing of any census, with the nearest names, or acts nowhere in it, with the
+// reasons: a phase that is off, for one.
 void check_reached(const Plan& plan, const Censuses& censuses);
 
 // Share of operators, FLOPs and bytes that the plan reaches in each phase, and what it does not and why.

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "tap/counts.h"
+#include "tap/operator_tap.h"
+#include "tap/operators.h"
 #include "tap/prediction.h"
 #include "tap/substitution.h"
 
@@ -35,6 +38,18 @@ LedgerNumbers added(const std::vector<Plan::Evidence>& evidence, const PlanRule&
   return sum;
 }
 
+// Of a rule that names several families: those that it never met among them, with 0. Compiled and fused code hides some.
+std::map<std::string, double> calls_by_family(const std::vector<Plan::Evidence>& evidence, const PlanRule& rule) {
+  const std::string& pattern = rule.rule.where->operator_pattern;
+  std::map<std::string, double> calls;
+  if (pattern != "all_ops" && pattern != "every") return calls;
+  for (const std::string& name : operators_of(rule)) calls.try_emplace(std::string(family_of(base_name(name))), 0);
+  for (const auto& [row, n] : evidence) {
+    if (row->rule == &rule) calls[std::string(family_of(row->target))] += n.calls;
+  }
+  return calls;
+}
+
 std::string why_never(const Plan& plan, const PlanRule& rule) {
   std::map<std::string, int64_t> reasons;
   for (const auto& row : plan.all_rows()) {
@@ -55,33 +70,47 @@ Verdict judge(Plan& plan, const Censuses& censuses) {
     const Row* example = nullptr;
     const LedgerNumbers sum = added(verdict.evidence, *rule, &example);
     if (example == nullptr || sum.calls == 0) {
-      complaints.push_back(fmt::format("rule '{}' never fired: {}", rule->rule.name, why_never(plan, *rule)));
+      complaints.push_back({ComplaintCode::kNeverFired, rule->rule.name, "",
+                            fmt::format("rule '{}' never fired: {}", rule->rule.name, why_never(plan, *rule))});
       continue;
     }
     if (rule->repeats != nullptr && sum.changed == 0) continue;  // the rules between left nothing for a second pass
-    for (const std::string& reason : missing_evidence(rule->rule, example->dtype, sum)) complaints.push_back(reason);
+    for (const Complaint& reason : missing_evidence(rule->rule, example->dtype, sum)) complaints.push_back(reason);
   }
   for (const auto& [row, n] : verdict.evidence) {
-    const int64_t issued = row->calls - row->captured;
+    const int64_t issued = row->calls;
     if (row->captured == 0 ? n.calls != static_cast<double>(issued) : n.calls < static_cast<double>(issued))
-      complaints.push_back(fmt::format("rule '{}' at {}: {} calls were issued in {}, the ledger counted {}",
-                                       row->rule->rule.name, site_name(*row), issued, phase_name(row->phase), n.calls));
-    const auto complaint = strength_complaint(row->rule->rule, row->dtype, n, {1e-9 / rows, row->strengths});
-    if (complaint)
-      complaints.push_back(fmt::format("rule '{}' at {} in {}: {}", row->rule->rule.name, site_name(*row),
-                                       phase_name(row->phase), *complaint));
+      complaints.push_back(
+          {ComplaintCode::kIssued, row->rule->rule.name, place_of(row->place).path,
+           fmt::format("rule '{}' at {}: {} calls were issued in {}, the ledger counted {}", row->rule->rule.name,
+                       site_name(*row), issued, phase_name(row->phase), n.calls)});
+    auto complaint = strength_complaint(row->rule->rule, row->dtype, n, {1e-9 / rows, row->strengths},
+                                        fmt::format(" at {} in {}", site_name(*row), phase_name(row->phase)));
+    if (!complaint) continue;
+    complaint->place = place_of(row->place).path;
+    complaints.push_back(*complaint);
   }
   for (const std::string& name : plan.weights().changed_masters())
-    complaints.push_back(fmt::format(
-        "the weight of {} changed while a faulted copy of it was in use; call weights_changed() after updates "
-        "that bypass autograd (p.data.copy_)",
-        name));
+    complaints.push_back(
+        {ComplaintCode::kWeightChanged, "", name,
+         fmt::format("the weight of {} changed while a faulted copy of it was in use; call weights_changed() after "
+                     "updates that bypass autograd (p.data.copy_)",
+                     name)});
   judge_counts(plan, censuses, verdict.evidence, complaints);
+  verdict.allowed = judge_partial(plan, verdict.evidence, complaints);
   return verdict;
 }
 
 nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuses& censuses) {
-  nlohmann::ordered_json json = {{"seed", plan.settings().seed}, {"step", plan.step()}};
+  auto allowed = nlohmann::ordered_json::array();
+  for (const PartialSite& site : verdict.allowed)
+    allowed.push_back({{"rule", site.rule->rule.name},
+                       {"place", place_of(site.place).path},
+                       {"phase", std::string(phase_name(site.phase))},
+                       {"calls", site.calls},
+                       {"expected", site.expected}});
+  nlohmann::ordered_json json = {
+      {"allowed_partial", allowed}, {"seed", plan.settings().seed}, {"step", plan.step()}};
   auto rules = nlohmann::ordered_json::array();
   for (const auto& rule : plan.rules()) {
     const Row* example = nullptr;
@@ -97,11 +126,16 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
         unreached[row->unreached] += row->calls;
     }
     entry["sites"] = sites;
+    entry["grows_with_strength"] = grows_with_strength(rule->rule.what.kind);
     entry["calls"] = sum.calls;
     entry["elements"] = sum.elements;
     entry["changed"] = sum.changed;
     entry["survival"] = sum.survival;
     entry["unreached"] = unreached;
+    if (auto calls = calls_by_family(verdict.evidence, *rule); !calls.empty()) entry["families"] = calls;
+    // Whether its strength should change in a run of this length: who counts the steps holds it against them.
+    if (const auto& schedule = rule->rule.schedule)
+      entry["schedule_changes"] = changes_over(*schedule, std::max(plan.settings().total_steps, plan.step() + 1));
     rules.push_back(entry);
   }
   json["rules"] = rules;
@@ -119,10 +153,16 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
                                     {"first_shape", row->first_shape},
                                     {"strength", row->strength}};
     if (row->uses > 0) entry["uses"] = row->uses.load();
+    if (row->captured > 0) entry["captured"] = row->captured.load();
+    for (int k = 0; k < kForwardKinds; ++k) {
+      if (const int64_t calls = row->rehearsed[static_cast<std::size_t>(k)]; calls > 0)
+        entry["rehearsed"][std::string(forward_kind_name(static_cast<ForwardKind>(k)))] = calls;
+    }
     entry["ledger"] = to_json(numbers);
     rows.push_back(entry);
   }
   json["rows"] = rows;
+  if (!plan.calls_apart().empty()) json["apart"] = plan.calls_apart();  // warm-up, autotuning: nobody's result
   json["forwards"] = nlohmann::ordered_json::object();
   for (int p = 0; p < kPhases; ++p) {
     const auto phase = static_cast<Phase>(p);
@@ -145,12 +185,18 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
     else
       json["coverage"][std::string(forward_kind_name(kind))] = coverage(plan, census);
   }
-  json["complaints"] = verdict.complaints;
+  json["complaints"] = to_json(verdict.complaints);
   return json;
 }
 
 std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict) {
   std::vector<std::string> lines;
+  for (const PartialSite& site : verdict.allowed)
+    lines.push_back(fmt::format("[fault {}] NOT FAULTED, as allow_partial allows: {} in {}, {} of {} calls",
+                                site.rule->rule.name, place_of(site.place).path, phase_name(site.phase), site.calls,
+                                site.expected));
+  for (const auto& [reason, calls] : plan.calls_apart())
+    lines.push_back(fmt::format("[fault] {} calls of {} are kept apart: neither faulted nor counted", calls, reason));
   for (const auto& rule : plan.rules()) {
     std::set<PlaceId> places;
     int64_t excluded = 0;
@@ -163,6 +209,11 @@ std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict) {
     for (const auto& row : plan.all_rows()) excluded += row->rule == rule.get() && !row->unreached.empty();
     lines.push_back(
         fmt::format("[fault {}] registered {} sites (excluded {})", rule->rule.name, places.size(), excluded));
+    if (const auto calls = calls_by_family(verdict.evidence, *rule); !calls.empty()) {
+      std::string text;
+      for (const auto& [family, n] : calls) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", family, n);
+      lines.push_back(fmt::format("[fault {}] calls by family: {}", rule->rule.name, text));
+    }
     if (first == nullptr) continue;
     lines.push_back(
         fmt::format("[fault {}] first injection {} {}: shape={} mean_error={:.6g} rel_error={}", rule->rule.name,

@@ -7,13 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "base/complaint.h"
 #include "tap/census.h"
+#include "tap/partial.h"
 
 namespace faultline {
 
 struct Verdict {
   std::vector<Plan::Evidence> evidence;
-  std::vector<std::string> complaints;
+  std::vector<Complaint> complaints;
+  std::vector<PartialSite> allowed;  // silent, in part or whole, by the recipe's leave: a report says so first
 };
 
 // censuses: to hold call counts against calls x forwards; empty: counts are held against what the host issued.

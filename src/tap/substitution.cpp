@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "numeric/apply.h"
+#include "numeric/lasting.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
 
@@ -39,16 +40,39 @@ at::Tensor WeightCache::faulted(Plan& plan, Row& row, const at::Tensor& paramete
   Entry& entry = entries_[{row.rule->index, parameter.storage().unsafeGetStorageImpl(), whole.scalar_type(),
                            cast ? cast->from : 0, cast ? cast->sizes : std::vector<int64_t>{}}];
   const bool good = entry.copy.defined() && entry.version == version_of(parameter) && entry.epoch == epoch_;
+  const bool capturing = is_capturing(argument);
+  if (capturing && (!good || cast))
+    throw UsageError(fmt::format(
+        "rule '{}': the faulted copy of the weight of {} would be made inside a CUDA graph{}", row.rule->rule.name,
+        place_of(row.place).path,
+        cast ? ", from a cast of it that changes with each replay; switch autocast off or load the model in its dtype"
+             : "; run the step once before capturing it"));
   if (!good) {
-    at::Tensor copy = at::empty_strided(whole.sizes(), whole.strides(), whole.options());
-    copy.copy_(whole);
-    plan.act(row, copy);
-    entry.master = parameter, entry.copy = copy, entry.digest = digest(parameter);
-    entry.version = version_of(parameter), entry.epoch = epoch_, entry.place = row.place;
+    // A copy that autograd may have saved is left to it. Without gradients it lasts, whatever pool is in use.
+    entry.copy = at::GradMode::is_enabled() ? at::empty_strided(whole.sizes(), whole.strides(), whole.options())
+                                            : lasting_like(whole);
+    entry.master = parameter, entry.row = &row, entry.captured = false;
+    make(plan, entry, whole);
   }
+  entry.captured |= capturing;
   row.uses.fetch_add(1, std::memory_order_relaxed);
   return at::as_strided(entry.copy, argument.sizes(), argument.strides(),
                         argument.storage_offset() - whole.storage_offset());
+}
+
+void WeightCache::make(Plan& plan, Entry& entry, const at::Tensor& whole) const {
+  entry.copy.copy_(whole);
+  plan.act(*entry.row, entry.copy);
+  entry.digest = digest(entry.master), entry.version = version_of(entry.master), entry.epoch = epoch_;
+}
+
+void WeightCache::new_epoch(Plan& plan) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  epoch_ += 1;
+  for (auto& [key, entry] : entries_) {
+    if (entry.captured) make(plan, entry, entry.master);
+  }
 }
 
 std::vector<std::string> WeightCache::changed_masters() const {
@@ -57,7 +81,7 @@ std::vector<std::string> WeightCache::changed_masters() const {
   for (const auto& [key, entry] : entries_) {
     if (entry.epoch != epoch_ || entry.version != version_of(entry.master)) continue;
     if (digest(entry.master).item<int64_t>() != entry.digest.item<int64_t>())
-      names.push_back(place_of(entry.place).path);
+      names.push_back(place_of(entry.row->place).path);
   }
   return names;
 }

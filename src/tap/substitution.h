@@ -23,7 +23,9 @@ class WeightCache {
   // cast copy of it: then the copy is what is faulted, as the operator reads it.
   at::Tensor faulted(Plan& plan, Row& row, const at::Tensor& parameter, const std::optional<CastCopy>& cast,
                      const at::Tensor& argument);
-  void new_epoch() { epoch_ += 1; }
+  // Weights were written: copies are made anew when they are next read. Those that a captured graph reads are made
+  // anew now, where they are: a replay asks nobody.
+  void new_epoch(Plan& plan);
   std::vector<std::string> changed_masters() const;  // names of masters whose bytes changed unnoticed
 
  private:
@@ -31,8 +33,11 @@ class WeightCache {
     at::Tensor master, copy;  // the master's storage is kept alive, so its address cannot come to mean another
     at::Tensor digest;
     int64_t version = 0, epoch = 0;
-    PlaceId place = kNowhere;
+    Row* row = nullptr;
+    bool captured = false;
   };
+  void make(Plan& plan, Entry& entry, const at::Tensor& whole) const;  // fills the copy
+
   // By rule, the parameter's storage, and what of it was cast to which dtype (nothing: it is read as it is).
   using Key = std::tuple<uint32_t, const void*, at::ScalarType, int64_t, std::vector<int64_t>>;
   mutable std::mutex mutex_;

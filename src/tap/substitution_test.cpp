@@ -85,8 +85,11 @@ TEST(Tap, NoticesAWeightThatChangedBehindItsBack) {
   (void)x.mm(w);
   EXPECT_TRUE(judge(*plan, {}).complaints.empty());
   w.mutable_data_ptr<float>()[5] += 1;
-  ASSERT_EQ(judge(*plan, {}).complaints.size(), 1u);
-  plan->weights().new_epoch();
+  const Verdict verdict = judge(*plan, {});
+  ASSERT_EQ(verdict.complaints.size(), 1u);
+  EXPECT_EQ(verdict.complaints[0].code, ComplaintCode::kWeightChanged);
+  EXPECT_EQ(verdict.complaints[0].place, "layers.0.q_proj");
+  plan->weights().new_epoch(*plan);
   (void)x.mm(w);
   EXPECT_TRUE(judge(*plan, {}).complaints.empty());
   const at::Tensor before = x.mm(w);

@@ -14,9 +14,7 @@ inline std::shared_ptr<Plan> make_plan(const std::vector<std::string>& texts, ui
   std::vector<Rule> rules;
   for (const std::string& text : texts) rules.push_back(rule(text));
   for (std::size_t i = 0; i < rules.size(); ++i) rules[i].name += std::to_string(i);
-  PlanSettings settings;
-  settings.seed = seed;
-  return std::make_shared<Plan>(std::move(rules), settings);
+  return std::make_shared<Plan>(std::move(rules), read_plan_spec(recipe_of_rules({}, seed)).settings);
 }
 
 class Armed {
