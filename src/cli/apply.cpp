@@ -173,7 +173,7 @@ ExitCode apply(const ApplyOptions& options, const Globals& globals) {
   const at::Device device = open_device(globals.device);
   const at::Tensor input = make_input(options, globals).to(device);
   const Outcome outcome = apply_chain(input, rules, {globals.seed(), options.site, 0}, step, calls);
-  std::vector<std::string> complaints;
+  std::vector<Complaint> complaints;
   for (const LedgerReport& report : outcome.reports)
     complaints.insert(complaints.end(), report.complaints.begin(), report.complaints.end());
   if (complaints.empty() && !options.output.empty()) {
@@ -184,7 +184,7 @@ ExitCode apply(const ApplyOptions& options, const Globals& globals) {
   } else {
     print_outcome(options, globals, outcome, complaints.empty());
   }
-  if (!complaints.empty()) throw EvidenceError("evidence missing: " + joined(complaints, "; "));
+  if (!complaints.empty()) throw EvidenceError("evidence missing: ", complaints);
   return ExitCode::kOk;
 }
 

@@ -42,7 +42,7 @@ RunDirectory open_directory(const Options& options, const Globals& globals, cons
   manifest.versions = Json::parse(versions_json().dump());
   manifest.host = host_description();
   manifest.device = {{"name", loaded.model->device().str()}};
-  for (const Rule& rule : fault.rules()) manifest.plan.push_back(Json::parse(to_json(rule.source).dump()));
+  manifest.plan = Json::parse(to_json(fault.recipe(globals.seed()).at("faults")).dump());
   return RunDirectory::create(options.output, manifest);
 }
 

@@ -37,7 +37,7 @@ struct PlantedFault {
   std::string kind;   // as a diagnosis names it
   std::string place;  // module path
   int64_t layer = 0;
-  std::vector<Rule> rules() const;
+  Node recipe(uint64_t seed) const;  // that plants it
 };
 PlantedFault choose_fault(uint64_t seed, int64_t layers);
 

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "cli/demo.h"
+#include "tap/plan_settings.h"
 
 namespace faultline::cli {
 namespace {
@@ -59,7 +60,7 @@ std::string printable(const std::string& text) {
 
 }  // namespace
 
-std::vector<Rule> PlantedFault::rules() const { return {parse_rule(text, RuleUse::kInPlan)}; }
+Node PlantedFault::recipe(uint64_t seed) const { return recipe_of_rules({parse_rule(text, RuleUse::kInPlan)}, seed); }
 
 PlantedFault choose_fault(uint64_t seed, int64_t layers) {
   const Kind& kind = kKinds[mix64(seed, 1) % std::size(kKinds)];

@@ -61,14 +61,13 @@ struct Trained {
   Json rewards = Json::array();
 };
 
-Trained train(const Stage& stage, const std::string& name, const std::string& text, const std::vector<Rule>& rules) {
+Trained train(const Stage& stage, const std::string& name, const std::string& text, const Node& faults) {
   Node recipe = parse_recipe(text, {});
-  const TrainingSpec spec = read_training(recipe, rules);
+  recipe.set("faults", faults);
+  const TrainingSpec spec = read_training(recipe);
   Manifest manifest;
   manifest.recipe_name = name;
   manifest.recipe = as_record(to_json(recipe));
-  manifest.recipe["faults"] = Json::array();
-  for (const Rule& rule : rules) manifest.recipe["faults"].push_back(as_record(to_json(rule.source)));
   manifest.plan = manifest.recipe["faults"];
   manifest.seeds = {{"seed", spec.seed}};
   manifest.versions = as_record(versions_json());
@@ -88,8 +87,8 @@ Trained train(const Stage& stage, const std::string& name, const std::string& te
                                spec.train.spec.total_steps(), shown, metrics.value(shown, 0.0)));
   };
   trained.outcome = run.run(directory, progress);
-  if (trained.outcome.proof && !trained.outcome.proof->complaints.empty())
-    throw EvidenceError(fmt::format("demo, {}: {}", name, joined(trained.outcome.proof->complaints, "; ")));
+  if (!trained.outcome.complaints.empty())
+    throw EvidenceError(fmt::format("demo, {}: ", name), trained.outcome.complaints);
   return trained;
 }
 
@@ -107,9 +106,9 @@ Judged judge_model(const Stage& stage, const PlantedFault& fault, const std::str
   spec.generation.slots = 48;
   spec.generation.seed = stage.seed;
   const std::vector<EvaluationRow> rows =
-      run_evaluation(stage.loaded, spec, {{fault.text, fault.rules()}}, stage.seed, {});
+      Evaluation(stage.loaded, spec, {{fault.text, fault.recipe(stage.seed)}}).run({});
   if (!rows[1].proof->complaints.empty())
-    throw EvidenceError(fmt::format("demo, {}: {}", name, joined(rows[1].proof->complaints, "; ")));
+    throw EvidenceError(fmt::format("demo, {}: ", name), rows[1].proof->complaints);
   Judged judged;
   for (const Answer& answer : rows[0].answers) judged.clean.push_back(answer.reward);
   for (const Answer& answer : rows[1].answers) judged.faulty.push_back(answer.reward);
@@ -162,7 +161,7 @@ Json comparison(const char* treated_name, const std::vector<double>& treated, co
 Act hardening_act(Stage& stage, const PlantedFault& fault, std::optional<int64_t> guided_layer) {
   Act act{.name = "hardening"};
   const std::string common = fmt::format(kCommon, recipe_seed(stage.seed));
-  const Trained taught = train(stage, "sft", common + kSupervised, {});
+  const Trained taught = train(stage, "sft", common + kSupervised, Node::list());
   const Weights start(*stage.loaded.model);
   const Judged before = judge_model(stage, fault, "after SFT");
   act.record["arms"] = Json::array({arm_record("sft", before, &taught)});
@@ -170,10 +169,11 @@ Act hardening_act(Stage& stage, const PlantedFault& fault, std::optional<int64_t
                                   taught.rewards.size(), share_text(act.record["arms"][0]["clean"]),
                                   share_text(act.record["arms"][0]["faulty"])));
   std::vector<std::pair<std::string, std::vector<double>>> judged;
+  const Node faults = fault.recipe(stage.seed).at("faults");
   const auto run_arm = [&](const std::string& name, const std::string& layers) {
     start.restore();
     const Trained trained =
-        train(stage, name, common + kReinforced + fmt::format(fmt::runtime(kNoise), layers), fault.rules());
+        train(stage, name, common + kReinforced + fmt::format(fmt::runtime(kNoise), layers), faults);
     const Judged result = judge_model(stage, fault, name);
     const Json arm = arm_record(name, result, &trained);
     act.lines.push_back(fmt::format(

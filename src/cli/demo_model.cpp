@@ -69,15 +69,13 @@ Spoken speak(const Stage& stage) {
 
 Json speech_record(const Stage& stage, const PlantedFault& fault) {
   const PhaseGuard phase(Phase::kRollout);
-  PlanSettings settings;
-  settings.seed = stage.seed;
-  Injection injection(fault.rules(), settings, *stage.loaded.model, Phase::kRollout, 1);
+  Injection injection(read_plan_spec(fault.recipe(stage.seed)), *stage.loaded.model, Phase::kRollout, 1);
   injection.self_check();
   const Spoken clean = speak(stage);
   injection.arm();
   const Spoken broken = speak(stage);
   const Injection::Proof proof = injection.finish();
-  if (!proof.complaints.empty()) throw EvidenceError("demo, text: " + joined(proof.complaints, "; "));
+  if (!proof.complaints.empty()) throw EvidenceError("demo, text: ", proof.complaints);
   const auto parted =
       std::mismatch(clean.tokens.begin(), clean.tokens.end(), broken.tokens.begin(), broken.tokens.end());
   return {{"question", kQuestion},
@@ -217,10 +215,9 @@ Act damage_act(Stage& stage, const PlantedFault& fault) {
 
   stage.progress("perplexity and additions, clean and broken");
   const std::vector<EvaluationRow> rows =
-      run_evaluation(stage.loaded, evaluation_of(stage), {{fault.text, fault.rules()}}, stage.seed, {});
+      Evaluation(stage.loaded, evaluation_of(stage), {{fault.text, fault.recipe(stage.seed)}}).run({});
   for (const EvaluationRow& row : rows)
-    if (row.proof && !row.proof->complaints.empty())
-      throw EvidenceError("demo, evaluation: " + joined(row.proof->complaints, "; "));
+    if (row.proof && !row.proof->complaints.empty()) throw EvidenceError("demo, evaluation: ", row.proof->complaints);
   const Json json = as_record(evaluation_json(rows));
   act.record["rows"] = json;
   act.record["answers"] = answer_events(rows);
@@ -238,14 +235,12 @@ Act damage_act(Stage& stage, const PlantedFault& fault) {
 
 Act diagnosis_act(Stage& stage, const PlantedFault& fault) {
   Act act{.name = "diagnosis"};
-  PlanSettings settings;
-  settings.seed = stage.seed;
-  Injection injection(fault.rules(), settings, *stage.loaded.model, Phase::kDiagnose, 1);
+  Injection injection(read_plan_spec(fault.recipe(stage.seed)), *stage.loaded.model, Phase::kDiagnose, 1);
   injection.arm();
   const Diagnosis diagnosis = examine(stage);
-  injection.disarm();
+  if (const Injection::Proof proof = injection.finish(); !proof.complaints.empty())
+    throw EvidenceError("demo, diagnosis: ", proof.complaints);
   const Planted planted = planted_by(injection.plan());
-  if (planted.changed == 0) throw EvidenceError("demo, diagnosis: the planted fault changed nothing");
   act.record = {{"verdict", as_record(to_json(diagnosis))},
                 {"file", "verdict.json"},
                 {"planted",

@@ -126,13 +126,12 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
   examination.passes = passes_of(options);
   std::unique_ptr<Injection> injection;
   if (!rules.empty()) {
-    PlanSettings settings;
-    settings.seed = globals.seed();
-    injection = std::make_unique<Injection>(rules, settings, *loaded.model, Phase::kDiagnose, 1);
+    PlanSpec plan = read_plan_spec(recipe_of_rules(rules, globals.seed()));
+    injection = std::make_unique<Injection>(std::move(plan), *loaded.model, Phase::kDiagnose, 1);
   }
   Examiner examiner(*loaded.model, at::kCPU, globals.seed(), /*keep=*/false);
   Json verdicts = Json::array();
-  bool found = false, untested = false;
+  bool found = false, untested = false, proven = true;
   const std::vector<std::string> methods = methods_of(options);
   if (injection) injection->arm();
   for (const std::string& method : methods) {
@@ -148,16 +147,19 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
                {"faults", options.faults}, {"tokens", examination.tokens.numel()}, {"verdicts", verdicts}};
   ExitCode code = found ? ExitCode::kFound : untested ? ExitCode::kEvidence : ExitCode::kOk;
   if (injection) {
-    injection->disarm();
+    const Injection::Proof proof = injection->finish();
     const Planted planted = planted_by(injection->plan());
     json["planted"] = {{"calls", planted.calls}, {"changed", planted.changed}};
+    json["evidence"] = proof.report;
+    json["complaints"] = to_json(proof.complaints);
     if (!globals.json) print(fmt::format("planted: {} elements changed in {} calls\n", planted.changed, planted.calls));
-    if (planted.changed == 0 && !found) {
+    proven = proof.complaints.empty();
+    if (!proven) {  // whatever was found: nobody knows whether it is the planted fault
       code = ExitCode::kEvidence;
-      if (!globals.json) print(styled(Style::kBad, "evidence missing: ") + "the planted fault changed nothing\n");
+      if (!globals.json) print(styled(Style::kBad, "evidence missing: ") + joined_sentences(proof.complaints) + "\n");
     }
   }
-  if (!options.out.empty()) {
+  if (!options.out.empty() && proven) {
     nlohmann::ordered_json kept = verdicts.back();
     kept["made_by"] = nlohmann::ordered_json::parse(provenance_json(globals, &loaded).dump());
     std::ofstream file(options.out);
@@ -188,7 +190,7 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
       ->type_name("P");
   command->add_flag("--explain", options->explain, "show what convinced it")->group("Diagnosis");
   add_fault_option(*command, *options, "break the machine first; may be repeated");
-  command->add_option("--out", options->out, "write the verdict (of the last method) here")
+  command->add_option("--out", options->out, "write the verdict (of the last method) here, if --fault is proven")
       ->group("Output")
       ->type_name("FILE");
   command->add_flag("--schema", options->schema, "the JSON Schema of a verdict")->group("Output");
@@ -196,7 +198,8 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
   command->footer(
       "Examples:\n  faultline diagnose\n  faultline diagnose --method all --fault 'gain(strength=0.01) @ "
       "module=layer_output,layer=7'\n  faultline diagnose --passes 64 --explain\n\n"
-      "Exit codes: 0 healthy, 1 a fault was found, 3 nothing could be tested. Global options: see `faultline --help`.");
+      "Exit codes: 0 healthy, 1 a fault was found, 3 nothing could be tested, or the evidence of --fault is missing.\n"
+      "Global options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return diagnose(*options, globals); }; });
 }
 

@@ -116,6 +116,22 @@ ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions
   return run_and_show_campaign(model, spec, options, globals);
 }
 
+int64_t trials_left(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
+                    const Globals& globals) {
+  (void)options.pace.job_count(), (void)options.pace.seconds();  // refuse
+  if (options.pace.on_ray()) refuse_gpus_on_ray(globals.device);
+  const LoadedModel loaded = open_model(model, globals);
+  if (!std::filesystem::exists(options.store)) {
+    int64_t trials = 0;
+    for (const CampaignCell& cell : campaign_cells(spec)) trials += cell.trials;
+    return trials;
+  }
+  CampaignStore store(options.store, StoreUse::kRead);
+  const CampaignMachine machine{model.model, model.dtype, globals.device, 0, weights_fingerprint(*loaded.model)};
+  check_campaign(store, campaign_fingerprint(machine, spec));
+  return std::ssize(pending_trials(spec, store));
+}
+
 ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
                                const Globals& globals) {
   const int jobs = options.pace.job_count();

@@ -24,6 +24,9 @@ ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions
                                 const std::vector<std::string>& methods, const Globals& globals);
 ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
                                const Globals& globals);
+// Refuses what a run would be refused for, and writes nothing. -> trials that are not in the store
+int64_t trials_left(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
+                    const Globals& globals);
 ExitCode summarise_campaign(const std::string& path, const CampaignOptions& options, const Globals& globals);
 ExitCode work_for_campaign();  // --worker
 

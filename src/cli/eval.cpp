@@ -21,7 +21,7 @@ namespace {
 struct Options : ModelOptions {
   std::string task = "arithmetic", split = "test", limit = "100", difficulty = "1", shots = "2", scoring = "strict";
   std::string tokens = "64", slots = "32", temperature = "0", text, window = "512", strengths, out;
-  bool task_given = false, limit_given = false, scoring_given = false;
+  bool task_given = false, limit_given = false, scoring_given = false, dry_run = false;
 };
 
 std::vector<std::string> comma_separated(const std::string& text) {
@@ -32,11 +32,11 @@ std::vector<std::string> comma_separated(const std::string& text) {
 }
 
 // --strengths 0.01,0.05: each fault once with each.
-std::vector<FaultCase> make_cases(const Options& options) {
+std::vector<FaultCase> make_cases(const Options& options, uint64_t seed) {
   std::vector<FaultCase> cases;
   for (const std::string& text : options.faults) {
     if (options.strengths.empty()) {
-      cases.push_back({text, read_faults({text})});
+      cases.push_back({text, recipe_of_rules(read_faults({text}), seed)});
       continue;
     }
     for (const std::string& strength : comma_separated(options.strengths)) {
@@ -47,8 +47,8 @@ std::vector<FaultCase> make_cases(const Options& options) {
       if (name == nullptr)
         throw UsageError(fmt::format("--strengths: fault '{}' has neither strength nor threshold", text));
       what->set(name, Node(value));
-      cases.push_back({fmt::format("{} {}={}", what->at("kind").as_string(), name, strength),
-                       {read_rule(validate(rule, rule_schema(RuleUse::kInPlan)))}});
+      const std::string label = fmt::format("{} {}={}", what->at("kind").as_string(), name, strength);
+      cases.push_back({label, recipe_of_rules({read_rule(validate(rule, rule_schema(RuleUse::kInPlan)))}, seed)});
     }
   }
   if (options.faults.empty() && !options.strengths.empty())
@@ -97,10 +97,12 @@ nlohmann::ordered_json as_recipe(const EvaluationSpec& spec, const Globals& glob
 }
 
 ExitCode eval(const Options& options, const Globals& globals) {
-  const std::vector<FaultCase> cases = make_cases(options);
+  const std::vector<FaultCase> cases = make_cases(options, globals.seed());
   const EvaluationSpec spec = make_spec(options, globals);
   LoadedModel loaded = open_model(options, globals);
-  return run_and_show(loaded, spec, cases, {globals.seed(), options.out, "eval", as_recipe(spec, globals)}, globals);
+  Evaluation evaluation(loaded, spec, cases);
+  if (options.dry_run) return show_predictions(evaluation, "eval", as_recipe(spec, globals), globals);
+  return run_and_show(evaluation, {globals.seed(), options.out, "eval", as_recipe(spec, globals)}, globals);
 }
 
 void add_task_options(CLI::App& command, Options& options) {
@@ -136,6 +138,8 @@ void add_eval(CLI::App& app, const Globals& globals, Run& run) {
   command->add_option("--strengths", options->strengths, "each fault once with each of these: 0.01,0.05")
       ->group("Faults")
       ->type_name("S,…");
+  command->add_flag("--dry-run", options->dry_run, "check everything, show matched sites and predicted counts")
+      ->group("Faults");
   command
       ->add_option("--out", options->out,
                    "also write a run directory below this folder; `faultline report` makes a page of it")

@@ -103,13 +103,12 @@ faultline::Json answer_events(const std::vector<EvaluationRow>& rows) {
   return events;
 }
 
-ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases,
-                      const EvaluationRecord& record, const Globals& globals) {
+ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, const Globals& globals) {
+  const LoadedModel& loaded = evaluation.loaded();
   std::vector<EvaluationRow> measured;
   {
-    Progress progress("evaluating", spec.run_task ? spec.limit * (std::ssize(cases) + 1) : 0,
-                      {.unit = "answer", .quiet = globals.quiet});
-    measured = run_evaluation(loaded, spec, cases, record.seed, [&](const std::string& label, int64_t count) {
+    Progress progress("evaluating", evaluation.answers(), {.unit = "answer", .quiet = globals.quiet});
+    measured = evaluation.run([&](const std::string& label, int64_t count) {
       progress.set_postfix(label);
       progress.advance(count);
     });
@@ -127,14 +126,32 @@ ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std
     show(rows, measured, globals);
     if (!written.empty()) print(fmt::format("\nrecord: {}\n", written));
   }
+  ExitCode code = ExitCode::kOk;
   for (const EvaluationRow& row : measured) {
-    if (row.proof && !row.proof->complaints.empty()) {
-      if (!globals.json)
-        print(styled(Style::kBad, "evidence missing: ") + row.label + ": " + joined(row.proof->complaints, "; ") +
-              "\n");
-      return ExitCode::kEvidence;
-    }
+    if (!row.proof || row.proof->complaints.empty()) continue;
+    code = ExitCode::kEvidence;
+    if (!globals.json)
+      print(styled(Style::kBad, "evidence missing: ") + row.label + ": " + joined_sentences(row.proof->complaints) +
+            "\n");
   }
+  return code;
+}
+
+ExitCode show_predictions(const Evaluation& evaluation, const std::string& command, const Json& recipe,
+                          const Globals& globals) {
+  const Json plans = evaluation.predictions();
+  if (globals.json) {
+    print_json({{"command", command}, {"dry_run", true}, {"recipe", recipe}, {"predictions", plans}});
+    return ExitCode::kOk;
+  }
+  std::vector<std::vector<std::string>> rows = {{"rule", "forward", "sites", "calls a forward"}};
+  for (const Json& plan : plans)
+    for (const auto& [kind, rules] : plan.items())
+      for (const Json& rule : rules)
+        rows.push_back({rule["rule"], kind, fmt::format("{}", rule["sites"].get<int64_t>()),
+                        fmt::format("{}", rule["calls"].get<int64_t>())});
+  print(styled(Style::kHeading, "matched sites") + "\n" + table(rows));
+  if (!globals.quiet) print("\nNothing was run. Without --dry-run it runs.\n");
   return ExitCode::kOk;
 }
 

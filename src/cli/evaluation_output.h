@@ -16,8 +16,11 @@ struct EvaluationRecord {
   nlohmann::ordered_json recipe = nlohmann::ordered_json::object();
 };
 
-ExitCode run_and_show(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases,
-                      const EvaluationRecord& record, const Globals& globals);
+ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, const Globals& globals);
+
+// What --dry-run shows: the sites that each faulty row meets and its calls in a forward of each kind.
+ExitCode show_predictions(const Evaluation& evaluation, const std::string& command,
+                          const nlohmann::ordered_json& recipe, const Globals& globals);
 
 // Each answer of each row as it is kept in a record: an array of events.
 faultline::Json answer_events(const std::vector<EvaluationRow>& rows);

@@ -156,9 +156,11 @@ ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t 
   show_analysis(analysis, experiment.folder().string(), left, merged, globals);
   for (const Json& row : analysis["arms"])
     if (row["evidence_missing"].get<int64_t>() > 0)
-      throw EvidenceError(fmt::format(
-          "arm '{}': the evidence of {} trials is missing; see {}; --again runs them once more",
-          row["arm"].get<std::string>(), row["evidence_missing"].get<int64_t>(), experiment.folder().string()));
+      throw EvidenceError(
+          ComplaintCode::kNoEvidence,
+          fmt::format("arm '{}': the evidence of {} trials is missing; see {}; --again runs them once more",
+                      row["arm"].get<std::string>(), row["evidence_missing"].get<int64_t>(),
+                      experiment.folder().string()));
   return ExitCode::kOk;
 }
 

@@ -137,6 +137,19 @@ std::string design_text(const Json& design) {
   return text + "\n";
 }
 
+// Refuses what a trial of the arm would be refused for. -> what its training will cost
+Json check_arm(LoadedModel& loaded, const Arm& arm, const Node& recipe) {
+  try {
+    Json prediction = TrainingRun(loaded, read_training(recipe)).prediction();
+    for (Linear* linear : loaded.model->linears()) linear->adapter = {};  // the next arm may have none
+    return prediction;
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("arm '{}': {}", arm.name, error.what()));
+  } catch (const EvidenceError& error) {
+    throw EvidenceError(fmt::format("arm '{}': ", arm.name), error.complaints());
+  }
+}
+
 }  // namespace
 
 void show_design(const Json& design, const std::string& folder, const Globals& globals) {
@@ -189,9 +202,13 @@ ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, bo
   for (const Arm& arm : spec.arms) {
     const Node recipe = experiment.trial_recipe({arm.name, 0});
     arms[arm.name] = to_json(recipe);
-    if (!prediction.is_null() || reads_verdict(recipe)) continue;
-    prediction = TrainingRun(loaded, read_training(recipe, rules_of(recipe))).prediction();
+    if (reads_verdict(recipe)) continue;  // there is none yet
+    const Json said = check_arm(loaded, arm, recipe);
+    if (prediction.is_null()) prediction = said;
   }
+  const Node recipe = experiment.trial_recipe({spec.arms.front().name, 0});
+  for (const FaultCase& one : spec.evaluations)
+    Injection(evaluation_plan(recipe, one), *loaded.model, Phase::kEval, 1).self_check();
   const int64_t trials = std::ssize(experiment.keys(part)),
                 left = std::ssize(experiment.pending(part)) + (again ? experiment.unproven(part) : 0);
   const double seconds = prediction.is_null() ? 0 : static_cast<double>(left) * prediction["seconds"].get<double>();

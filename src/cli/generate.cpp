@@ -87,9 +87,8 @@ ExitCode generate(const Options& options, const Globals& globals) {
   const bool show = !globals.json;
   std::unique_ptr<Injection> injection;
   if (!rules.empty()) {
-    PlanSettings settings;
-    settings.seed = globals.seed();
-    injection = std::make_unique<Injection>(rules, settings, *loaded.model, Phase::kRollout, 1);
+    PlanSpec plan = read_plan_spec(recipe_of_rules(rules, globals.seed()));
+    injection = std::make_unique<Injection>(std::move(plan), *loaded.model, Phase::kRollout, 1);
     injection->self_check();
     if (show && !globals.quiet) print(styled(Style::kHeading, "clean") + "\n");
   }
@@ -111,7 +110,7 @@ ExitCode generate(const Options& options, const Globals& globals) {
     json["faulty"] = text_json(faulty);
     json["first_different_token"] = same ? Json() : Json(parted);
     json["evidence"] = proof.report;
-    json["complaints"] = proof.complaints;
+    json["complaints"] = to_json(proof.complaints);
     if (show && !globals.quiet) {
       print(same ? "\nThe two answers are the same token for token.\n"
                  : fmt::format("\nThe answers part at token {}.\n", parted + 1));
@@ -119,7 +118,7 @@ ExitCode generate(const Options& options, const Globals& globals) {
     }
     if (!proof.complaints.empty()) {
       code = ExitCode::kEvidence;
-      if (show) print(styled(Style::kBad, "evidence missing: ") + joined(proof.complaints, "; ") + "\n");
+      if (show) print(styled(Style::kBad, "evidence missing: ") + joined_sentences(proof.complaints) + "\n");
     }
   } else if (show && !globals.quiet) {
     const auto count = static_cast<double>(clean.completion.tokens.size());

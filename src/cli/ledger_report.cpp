@@ -69,8 +69,8 @@ std::string report_text(const LedgerReport& report) {
                                       number_text(report.band->low), number_text(report.band->high));
   }
   std::string text = styled(Style::kHeading, rule_title(report.rule)) + "\n" + table(rows);
-  for (const std::string& complaint : report.complaints)
-    text += "  " + styled(Style::kBad, "EVIDENCE MISSING") + ": " + complaint + "\n";
+  for (const Complaint& complaint : report.complaints)
+    text += "  " + styled(Style::kBad, "EVIDENCE MISSING") + ": " + complaint.sentence + "\n";
   return text;
 }
 
@@ -79,7 +79,7 @@ Json report_json(const LedgerReport& report) {
   json["expected_strength"] =
       report.band ? Json{{"expected", report.band->expected}, {"low", report.band->low}, {"high", report.band->high}}
                   : Json();
-  json["complaints"] = report.complaints;
+  json["complaints"] = to_json(report.complaints);
   return json;
 }
 

@@ -17,7 +17,7 @@ struct LedgerReport {
   Rule rule;
   LedgerNumbers numbers;
   std::optional<StrengthBand> band;
-  std::vector<std::string> complaints;  // empty: the fault happened as asked
+  std::vector<Complaint> complaints;  // empty: the fault happened as asked
 };
 
 LedgerReport make_report(const Rule& rule, Dtype dtype, const at::Tensor& ledger);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <new>
@@ -115,8 +116,7 @@ ExitCode run_program(int argc, char** argv) {
     print(app.help());
     return ExitCode::kOk;
   } catch (const CLI::ParseError& error) {
-    throw UsageError(fmt::format("{}; see `faultline {}--help`", error.what(),
-                                 app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name() + " "));
+    throw UsageError(error.what());
   }
   refuse_extras(app);
   choose_color(globals.color);
@@ -128,10 +128,14 @@ ExitCode run_program(int argc, char** argv) {
   return ExitCode::kOk;
 }
 
-// What to type next, where the sentence itself does not say it.
+// What to type next.
 std::string next_step(const Error& error, int argc, char** argv) {
-  if (std::string_view(error.what()).find("faultline ") != std::string_view::npos) return "";
-  if (error.code() == ExitCode::kEvidence) return "next: faultline census shows what a rule can reach\n";
+  if (const auto* missing = dynamic_cast<const EvidenceError*>(&error)) {
+    const bool reached = std::none_of(missing->complaints().begin(), missing->complaints().end(), [](const auto& one) {
+      return one.code == ComplaintCode::kNeverFired || one.code == ComplaintCode::kPartial;
+    });
+    return reached ? "" : "next: faultline census shows what a rule can reach\n";
+  }
   if (error.code() != ExitCode::kUsage) return "";
   const std::string command = argc > 1 && argv[1][0] != '-' ? std::string(argv[1]) + " " : "";
   return fmt::format("next: faultline {}--help\n", command);

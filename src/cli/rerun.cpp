@@ -170,6 +170,33 @@ Json joined_part_of(const Json& ledger) {
   return joined;
 }
 
+// Of complaints their sentences are compared: records of before they had codes hold nothing else.
+Json with_sentences(Json tree) {
+  if (!tree.is_structured()) return tree;
+  for (auto one = tree.begin(); one != tree.end(); ++one) {
+    if (tree.is_object() && one.key() == "complaints" && one->is_array())
+      for (Json& complaint : *one) complaint = report::sentence_of(complaint);
+    else
+      *one = with_sentences(std::move(*one));
+  }
+  return tree;
+}
+
+Json recorded_content(const LoadedRecord& record, const Rerun& rerun) {
+  if (record.kind == "race") return record.document;
+  if (record.kind == "experiment") return content_of_experiment(record, rerun);
+  if (record.kind == "campaign" || record.kind == "triage") return content_of_campaign(record);
+  Json content = {{"events", record.events}};
+  if (record.summary)
+    content["summary"] = {{"step_reached", record.summary->step_reached},
+                          {"steps_planned", record.summary->steps_planned},
+                          {"results", record.summary->results}};
+  if (!record.ledger.is_null()) content["ledger"] = rerun.resumed ? joined_part_of(record.ledger) : record.ledger;
+  if (rerun.checkpoint && record.manifest)
+    if (const Json checkpoint = checkpoint_of(record); !checkpoint.is_null()) content["checkpoint"] = checkpoint;
+  return content;
+}
+
 }  // namespace
 
 Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands,
@@ -226,18 +253,7 @@ Json environment_of(const LoadedRecord& record) {
 }
 
 Json content_of(const LoadedRecord& record, const Rerun& rerun) {
-  if (record.kind == "race") return record.document;
-  if (record.kind == "experiment") return content_of_experiment(record, rerun);
-  if (record.kind == "campaign" || record.kind == "triage") return content_of_campaign(record);
-  Json content = {{"events", record.events}};
-  if (record.summary)
-    content["summary"] = {{"step_reached", record.summary->step_reached},
-                          {"steps_planned", record.summary->steps_planned},
-                          {"results", record.summary->results}};
-  if (!record.ledger.is_null()) content["ledger"] = rerun.resumed ? joined_part_of(record.ledger) : record.ledger;
-  if (rerun.checkpoint && record.manifest)
-    if (const Json checkpoint = checkpoint_of(record); !checkpoint.is_null()) content["checkpoint"] = checkpoint;
-  return content;
+  return with_sentences(recorded_content(record, rerun));
 }
 
 }  // namespace faultline::cli

@@ -18,8 +18,6 @@
 namespace faultline::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct Options : ModelOptions {
   std::string recipe, out = "runs";
   std::vector<std::string> overrides;
@@ -29,32 +27,24 @@ struct Options : ModelOptions {
   ExperimentOptions experiment;
 };
 
-ExitCode dry_run(LoadedModel& loaded, const Node& recipe, const EvaluationSpec& spec,
-                 const std::vector<FaultCase>& cases, const Globals& globals) {
-  Json plans = Json::array();
-  for (const FaultCase& one : cases) {
-    PlanSettings settings;
-    settings.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
-    if (const Node* phases = recipe.find("phases")) settings.phases = *phases;
-    const Injection injection(one.rules, settings, *loaded.model, Phase::kEval,
-                              std::min(spec.generation.slots, spec.limit));
-    plans.push_back(injection.prediction());
-  }
-  if (globals.json) {
-    print_json({{"command", "run"}, {"dry_run", true}, {"recipe", to_json(recipe)}, {"predictions", plans}});
-    return ExitCode::kOk;
-  }
-  print(styled(Style::kHeading, "resolved recipe") + "\n" + to_yaml(recipe) + "\n");
-  std::vector<std::vector<std::string>> rows = {{"rule", "forward", "sites", "calls a forward"}};
-  for (const Json& plan : plans) {
-    for (const auto& [kind, rules] : plan.items()) {
-      for (const Json& rule : rules)
-        rows.push_back({rule["rule"], kind, fmt::format("{}", rule["sites"].get<int64_t>()),
-                        fmt::format("{}", rule["calls"].get<int64_t>())});
-    }
-  }
-  print(styled(Style::kHeading, "matched sites") + "\n" + table(rows));
-  if (!globals.quiet) print("\nNothing was run. Without --dry-run the recipe runs.\n");
+void show_recipe(const Node& recipe, const Globals& globals) {
+  if (!globals.json) print(styled(Style::kHeading, "resolved recipe") + "\n" + to_yaml(recipe) + "\n");
+}
+
+// Everything that a campaign can be refused for is asked here; how many trials it has, and how many are left.
+ExitCode dry_run_campaign(const ModelOptions& model, const Node& recipe, const CampaignOptions& options,
+                          const Globals& globals) {
+  const CampaignSpec spec = read_campaign(recipe);
+  int64_t trials = 0;
+  for (const CampaignCell& cell : campaign_cells(spec)) trials += cell.trials;
+  const int64_t left = trials_left(model, spec, options, globals);
+  show_recipe(recipe, globals);
+  if (globals.json)
+    print_json(
+        {{"command", "run"}, {"dry_run", true}, {"recipe", to_json(recipe)}, {"trials", trials}, {"left", left}});
+  else
+    print(fmt::format("{} trials, {} left; store: {}\n\nNothing was run. Without --dry-run it runs.\n", trials, left,
+                      options.store));
   return ExitCode::kOk;
 }
 
@@ -72,7 +62,7 @@ void refuse_recipe_of_another_command(const Node& config, const std::string& fil
 std::string store_path(const Options& options, const std::string& name) {
   if (!options.out_given) return name;
   std::error_code error;
-  if (!options.summarise) std::filesystem::create_directories(options.out, error);
+  if (!options.summarise && !options.dry_run) std::filesystem::create_directories(options.out, error);
   if (error) throw UsageError(fmt::format("--out: {} cannot be made: {}", options.out, error.message()));
   return (std::filesystem::path(options.out) / name).string();
 }
@@ -91,7 +81,7 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
                     options.recipe));
   refuse_recipe_of_another_command(config, options.recipe);
   const Node recipe = load_recipe(options.recipe, options.overrides);
-  if (const Node* campaign = recipe.find("diagnose"); campaign != nullptr && !options.dry_run) {
+  if (const Node* campaign = recipe.find("diagnose")) {
     ModelOptions model = options;
     model.model = recipe.at("model").as_string();
     CampaignOptions how = options.campaign;
@@ -99,26 +89,27 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
     how.preset = campaign->at("campaign").as_string();
     how.store = store_path(options, campaign->at("store").as_string());
     if (options.summarise) return summarise_campaign(how.store, how, globals);
+    if (options.dry_run) return dry_run_campaign(model, recipe, how, globals);
     return run_and_show_campaign(model, read_campaign(recipe), how, globals);
   }
   if (options.pace.changed())
     throw UsageError(
         fmt::format("{}: --jobs, --executor and --time-limit belong to experiments and campaigns, and it is neither",
                     options.recipe));
-  const EvaluationSpec spec = read_evaluation(recipe);
-  std::vector<FaultCase> cases;
-  std::vector<Rule> rules = read_rules(recipe);
-  if (rules.empty())
+  if (recipe.at("faults").items().empty())
     throw UsageError(
         fmt::format("{}: no faults: there is nothing to inject; add a rule under faults:", options.recipe));
-  cases.push_back({"faults of the recipe", std::move(rules)});
   ModelOptions model = options;
   model.model = recipe.at("model").as_string();
   LoadedModel loaded = open_model(model, globals);
-  if (options.dry_run) return dry_run(loaded, recipe, spec, cases, globals);
+  Evaluation evaluation(loaded, read_evaluation(recipe), {{"faults of the recipe", recipe}});
+  if (options.dry_run) {
+    show_recipe(recipe, globals);
+    return show_predictions(evaluation, "run", to_json(recipe), globals);
+  }
   const EvaluationRecord record{static_cast<uint64_t>(recipe.at("seed").as_integer()), options.out,
                                 std::filesystem::path(options.recipe).stem().string(), to_json(recipe)};
-  return run_and_show(loaded, spec, cases, record, globals);
+  return run_and_show(evaluation, record, globals);
 }
 
 }  // namespace
@@ -146,7 +137,7 @@ void add_run(CLI::App& app, const Globals& globals, Run& run) {
   command->add_flag("--summarise", options->summarise, "run nothing: rates from the trials in the recipe's store")
       ->group("Campaign of diagnoses");
   command->footer(
-      "Examples:\n  faultline run recipes/example.yaml --dry-run\n"
+      "Examples:\n  faultline run recipes/noise.yaml --dry-run\n"
       "  faultline run recipes/diagnose-campaign.yaml --jobs 2 --time-limit 30m\n"
       "  faultline run recipes/experiments/noisy-ops.yaml --scale tiny\n"
       "  faultline run recipes/experiments/noisy-ops.yaml --executor ray\n"

@@ -88,8 +88,8 @@ std::string lie_is_caught(const SelftestOptions& options, void (*bend)(LedgerNum
   apply_(x, rule, {options.seed, "selftest", 0}, {}, {{}, ledger, {}});
   const at::Tensor row = ledger_columns(ledger);
   LedgerNumbers numbers = read_ledger(row.const_data_ptr<double>());
-  const std::vector<std::string> honest = missing_evidence(rule, Dtype::kFloat32, numbers);
-  if (!honest.empty()) return "an honest ledger was refused: " + honest.front();
+  const std::vector<Complaint> honest = missing_evidence(rule, Dtype::kFloat32, numbers);
+  if (!honest.empty()) return "an honest ledger was refused: " + honest.front().sentence;
   bend(numbers);
   return missing_evidence(rule, Dtype::kFloat32, numbers).empty() ? "the lie was believed" : "";
 }

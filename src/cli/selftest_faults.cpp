@@ -50,7 +50,7 @@ at::Tensor extent_mask(const Rule& rule, const at::Tensor& x, const SelftestOpti
 
 std::string happens(const Rule& rule, at::ScalarType dtype, const SelftestOptions& options) {
   const Applied applied = apply_to(input(dtype, options), rule, options, options.seed);
-  if (!applied.report.complaints.empty()) return applied.report.complaints.front();
+  if (!applied.report.complaints.empty()) return applied.report.complaints.front().sentence;
   const int64_t changed = differing(applied.before, applied.after);
   if (static_cast<double>(changed) != applied.report.numbers.changed) {
     return fmt::format("{} elements changed, the ledger says {}", changed, applied.report.numbers.changed);

@@ -149,12 +149,13 @@ struct StepCosts {  // of the GRPO steps
 
 void show(const TrainingOutcome& outcome, const std::string& directory, const std::string& saved,
           const StepCosts& costs, const TrainingJob& job, const Globals& globals) {
+  const Json results = outcome.complaints.empty() ? outcome.results : Json::object();  // no number without proof
   if (globals.json) {
     print_json({{"command", "train"},
-                {"results", outcome.results},
+                {"results", results},
                 {"costs", costs.json()},
                 {"evidence", outcome.proof ? outcome.proof->report : OrderedJson()},
-                {"complaints", outcome.complaints},
+                {"complaints", to_json(outcome.complaints)},
                 {"joined", outcome.evidence},
                 {"processes", job.replicas.ranks},
                 {"exchange", job.replicas.alone() ? OrderedJson() : OrderedJson(job.exchange())},
@@ -164,8 +165,8 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
     return;
   }
   std::vector<std::vector<std::string>> rows = {{"result", ""}};
-  for (const auto& [key, value] : outcome.results.items()) rows.push_back({key, number_text(value.get<double>())});
-  print(table(rows));
+  for (const auto& [key, value] : results.items()) rows.push_back({key, number_text(value.get<double>())});
+  if (!results.empty()) print(table(rows));
   for (const std::string& line : outcome.log) print(line + "\n");
   print("\n" + costs.text() + "\n");
   if (!job.replicas.alone())
@@ -190,7 +191,7 @@ RunDirectory open_shared_directory(const Options& options, const Node& recipe, c
 
 ExitCode train(Options options, const Globals& given) {
   const Node recipe = options.resume.empty() ? load(options) : load_resumed(options);
-  TrainingSpec spec = read_training(recipe, read_rules(recipe));
+  TrainingSpec spec = read_training(recipe);
   options.model = recipe.at("model").as_string();
   const TrainingJob job = join_training(spec, recipe, !options.resume.empty(), given.device);
   const Globals globals = job.globals_of(given);
@@ -234,7 +235,7 @@ ExitCode train(Options options, const Globals& given) {
     if (!std::filesystem::exists(saved)) write_model_folder(*loaded.model, loaded.path, saved);  // finished before
   }
   if (job.replicas.rank == 0) show(outcome, directory.path().string(), saved, costs, job, globals);
-  if (!outcome.complaints.empty()) throw EvidenceError("evidence missing: " + joined(outcome.complaints, "; "));
+  if (!outcome.complaints.empty()) throw EvidenceError("evidence missing: ", outcome.complaints);
   return ExitCode::kOk;
 }
 

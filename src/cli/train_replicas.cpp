@@ -120,12 +120,13 @@ void TrainingJob::agree_on_model(CausalLm& model) const {
     throw UsageError("train: the ranks hold different models, or in different types; give all of them the same files");
 }
 
-void add_complaints_of_others(const Replicas& replicas, std::vector<std::string>& complaints) {
+void add_complaints_of_others(const Replicas& replicas, std::vector<Complaint>& complaints) {
   if (replicas.alone()) return;
   const at::Tensor all = replicas.gather(at::full({}, std::ssize(complaints), at::kLong));
   for (int64_t rank = 0; rank < replicas.ranks; ++rank)
     if (rank != replicas.rank && all[rank].item<int64_t>() > 0)
-      complaints.push_back(fmt::format("rank {} cannot prove its part; its own record says why", rank));
+      complaints.push_back({ComplaintCode::kOtherProcess, "", fmt::format("rank {}", rank),
+                            fmt::format("rank {} cannot prove its part; its own record says why", rank)});
 }
 
 TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes, const std::string& device) {

@@ -20,7 +20,7 @@ struct TrainingJob {
 };
 
 // What the other ranks' records cannot prove: the first rank's, which people read, must not be called good for it.
-void add_complaints_of_others(const Replicas& replicas, std::vector<std::string>& complaints);
+void add_complaints_of_others(const Replicas& replicas, std::vector<Complaint>& complaints);
 
 // NCCL carries what lies on GPUs where every rank has one of its own (`device` is cuda, as on the command line) and the
 // module of NCCL; all ranks choose alike. UsageError where the recipe's shards cannot be shared equally, a run is to be

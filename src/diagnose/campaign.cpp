@@ -117,14 +117,18 @@ std::vector<TrialKey> pending_trials(const CampaignSpec& spec, CampaignStore& st
   return keys;
 }
 
-CampaignEnd run_campaign(TrialExecutor& executor, const CampaignSpec& spec, const std::string& fingerprint,
-                         CampaignStore& store, const CampaignRun& options) {
+void check_campaign(CampaignStore& store, const std::string& fingerprint) {
   store.for_each([&](Trial&& trial) {
     if (trial.fingerprint != fingerprint)
       throw UsageError(
           "the store holds trials of another campaign (model, its weights, type, device, seed, methods, tokens or "
           "preset differ); choose another store, or give the options that it was begun with");
   });
+}
+
+CampaignEnd run_campaign(TrialExecutor& executor, const CampaignSpec& spec, const std::string& fingerprint,
+                         CampaignStore& store, const CampaignRun& options) {
+  check_campaign(store, fingerprint);
   const std::vector<TrialKey> keys = pending_trials(spec, store);
   const auto start = std::chrono::steady_clock::now();
   std::size_t given = 0;

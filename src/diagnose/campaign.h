@@ -76,6 +76,9 @@ Planned planned_trial(const CampaignSpec& spec, const TrialKey& key, int64_t lay
 // What is left to do, all cells interleaved.
 std::vector<TrialKey> pending_trials(const CampaignSpec& spec, CampaignStore& store);
 
+// UsageError where the store was begun with another campaign.
+void check_campaign(CampaignStore& store, const std::string& fingerprint);
+
 // Where trials run: in this process, in processes of this machine, or wherever an implementation takes them.
 class TrialExecutor {
  public:

@@ -130,8 +130,8 @@ double TrialBench::spread(Model& model, const Planned& planned) {
   const auto found = spreads_.find(path);
   if (found != spreads_.end()) return found->second;
   const std::string text = fmt::format("offset(strength=1) @ {},layer={}", planned.site->where, planned.layer);
-  Injection probe(std::vector<Rule>{parse_rule(text, RuleUse::kInPlan)}, PlanSettings{}, *model.loaded.model,
-                  Phase::kDiagnose, model.censuses);
+  const Node recipe = recipe_of_rules({parse_rule(text, RuleUse::kInPlan)}, 0);
+  Injection probe(read_plan_spec(recipe), *model.loaded.model, Phase::kDiagnose, [&] { return model.censuses; });
   const at::Tensor& first = model.prompts[0];
   const at::Tensor x =
       clean_input(*model.loaded.model, first.narrow(1, 0, std::min<int64_t>(16, first.size(1))), planned.layer);
@@ -146,10 +146,9 @@ std::unique_ptr<Injection> TrialBench::plant(Model& model, const Planned& planne
     what.replace(at, 8, fmt::format("{:.3g}", std::max(planned.entry->strength * spread(model, planned), 1e-12)));
   if (planned.extent < 1) what += fmt::format(", extent.fraction={:g}, extent.structure=channel", planned.extent);
   const std::string text = fmt::format("{}) @ {},layer={}", what, planned.site->where, planned.layer);
-  PlanSettings settings;
-  settings.seed = seed;
-  return std::make_unique<Injection>(std::vector<Rule>{parse_rule(text, RuleUse::kInPlan)}, settings,
-                                     *model.loaded.model, Phase::kDiagnose, model.censuses);
+  const Node recipe = recipe_of_rules({parse_rule(text, RuleUse::kInPlan)}, seed);
+  return std::make_unique<Injection>(read_plan_spec(recipe), *model.loaded.model, Phase::kDiagnose,
+                                     [&] { return model.censuses; });
 }
 
 std::unique_ptr<Injection> TrialBench::plant_what_acts(Model& model, const Planned& planned, const at::Tensor& tokens,

@@ -42,9 +42,8 @@ struct Machine {
       std::vector<Rule> rules;
       for (const std::string& fault : faults) rules.push_back(parse_rule(fault, RuleUse::kInPlan));
       for (std::size_t i = 0; i < rules.size(); ++i) rules[i].name += std::to_string(i);
-      PlanSettings settings;
-      settings.seed = seed;
-      injection = std::make_unique<Injection>(rules, settings, model, Phase::kDiagnose, 1);
+      const PlanSettings settings = read_plan_spec(recipe_of_rules({}, seed)).settings;
+      injection = std::make_unique<Injection>(PlanSpec{rules, settings}, model, Phase::kDiagnose, 1);
       injection->arm();
     }
     return examiner.run({method, tokens, seed, passes});

@@ -27,7 +27,7 @@ void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   call.arguments.assign(given.begin(), given.end());
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : call.arguments) collect_tensors(value, tensors);
-  call.place = locate(call.name, tensors).place;
+  call.place = locate(weight_use_of(call.name), tensors).place;
   call.op = op;
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);

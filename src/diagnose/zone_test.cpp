@@ -35,7 +35,8 @@ struct Machine {
   }
 
   Candidate accused(const std::string& method, const std::string& fault) {
-    Injection injection({parse_rule(fault, RuleUse::kInPlan)}, PlanSettings{}, model, Phase::kDiagnose, 1);
+    const Node recipe = recipe_of_rules({parse_rule(fault, RuleUse::kInPlan)}, 0);
+    Injection injection(read_plan_spec(recipe), model, Phase::kDiagnose, 1);
     injection.arm();
     const Diagnosis diagnosis = examiner->run({method, at::arange(48, at::kLong).unsqueeze(0), 1, 1});
     return diagnosis.fault_found() ? diagnosis.candidates[0] : Candidate{};

@@ -131,14 +131,20 @@ TEST(Analysis, NamesTrialsThatAreLaterAttempts) {
   Folder folder;
   Trial refused = trial_of("arm", 0, 0.0);
   refused.status = TrialStatus::kError;
-  refused.outcome = {{"complaints", {"aqn: too much"}}};
+  refused.outcome = {
+      {"complaints", to_json(std::vector<Complaint>{{ComplaintCode::kUnproven, "", "", "aqn: too much"}})}};
+  Trial older = trial_of("arm", 1, 0.0);  // of before complaints had codes
+  older.status = TrialStatus::kError;
+  older.outcome = {{"complaints", {"aqn: far too much"}}};
+  folder.add(older);
   folder.add(refused);
-  EXPECT_EQ(CampaignStore(folder.directory.path() / "campaign.sqlite").set_errors_aside({refused.key}), 1);
+  EXPECT_EQ(CampaignStore(folder.directory.path() / "campaign.sqlite").set_errors_aside({refused.key, older.key}), 2);
   folder.add(trial_of("arm", 0, 0.7));
+  folder.add(trial_of("arm", 1, 0.7));
   const Json row = row_of(analyse(spec_of({"arm"}, {}), folder.directory.path()), "arm");
   EXPECT_EQ(row["evidence_missing"], 0);
-  EXPECT_EQ(row["trials"], 1);
-  EXPECT_EQ(row["earlier_attempts"], Json::array({"aqn: too much"}));
+  EXPECT_EQ(row["trials"], 2);
+  EXPECT_EQ(row["earlier_attempts"], Json::array({"aqn: too much", "aqn: far too much"}));
 }
 
 TEST(Lesson31OneSeed, HasNoIntervalAndNoTest) {

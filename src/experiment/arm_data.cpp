@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/complaint.h"
 #include "base/stats.h"
 
 namespace faultline {
@@ -73,7 +74,7 @@ ArmData gather(CampaignStore& store, const Arm& arm, const std::string& endpoint
   }
   for (int64_t number = 1; store.count(earlier_attempt(arm.name, number)) > 0; ++number)
     for (const Trial& trial : store.trials(earlier_attempt(arm.name, number)))
-      data.earlier.push_back(trial.outcome.value("complaints", Json::array({""})).at(0).get<std::string>());
+      data.earlier.push_back(complaint_from_json(trial.outcome.value("complaints", Json::array({""})).at(0)).sentence);
   return data;
 }
 

@@ -80,7 +80,7 @@ Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json ver
   for (const Arm& arm : spec_.arms) {
     const Node checked = trial_recipe({arm.name, 0});
     try {
-      if (preparation_.complete || !reads_verdict(checked)) (void)read_training(checked, rules_of(checked));
+      if (preparation_.complete || !reads_verdict(checked)) (void)read_training(checked);
     } catch (const UsageError& error) {
       throw UsageError(fmt::format("arm '{}': {}", arm.name, error.what()));
     }
@@ -155,7 +155,7 @@ void Experiment::find_out(LoadedModel& loaded, const Diagnose& diagnose, const E
   start.restore(*loaded.model);
   for (const Arm& arm : spec_.arms) {
     const Node checked = trial_recipe({arm.name, 0});
-    (void)read_training(checked, rules_of(checked));
+    (void)read_training(checked);
   }
 }
 

@@ -54,11 +54,13 @@ Json pilot_json(const ExperimentSpec& spec, CampaignStore& store, const std::str
                     folder, left));
   if (pilot.unproven > 0)
     throw EvidenceError(
+        ComplaintCode::kNoEvidence,
         fmt::format("{}: the evidence of {} of the pilot's trials is missing, so no design is written; --pilot --again "
                     "runs them once more",
                     folder, pilot.unproven));
   if (pilot.treated.size() < 2)
     throw EvidenceError(
+        ComplaintCode::kUnproven,
         fmt::format("{}: {} of the pilot's pairs came to their end, and a spread takes two; raise experiment.pilot, or "
                     "use another --out and no pilot",
                     folder, pilot.treated.size()));

@@ -190,8 +190,9 @@ ExperimentSpec read_experiment(const Node& experiment) {
     for (const Arm& arm : spec.arms)
       if (arm.name != spec.control) spec.contrasts.push_back({arm.name + " - " + spec.control, arm.name, spec.control});
   for (const auto& entry : experiment.at("evaluate").entries()) {
-    FaultCase one{entry.key, {}};
-    for (const Node& rule : entry.value.items()) one.rules.push_back(read_rule(rule));
+    FaultCase one{entry.key, Node::map()};
+    one.recipe.set("faults", entry.value);
+    for (const Node& rule : entry.value.items()) (void)read_rule(rule);  // refuses what no schema can
     spec.evaluations.push_back(std::move(one));
   }
   if (const Node* calibration = experiment.find("calibrate")) spec.calibration = read_calibration(*calibration);

@@ -42,8 +42,7 @@ Node with_value(const Node& recipe, const Calibration& calibration, double value
 
 class Measure {
  public:
-  Measure(LoadedModel& loaded, const Node& recipe, int64_t problems)
-      : loaded_(loaded), spec_(read_training(recipe, {})) {
+  Measure(LoadedModel& loaded, const Node& recipe, int64_t problems) : loaded_(loaded), spec_(read_training(recipe)) {
     problems_ = load_task(spec_.task).test;
     problems_.resize(std::min(problems_.size(), static_cast<std::size_t>(problems)));
     const StageSpec& stage = spec_.train.spec.stages.back();
@@ -59,11 +58,8 @@ class Measure {
 
   // Share of the clean measure under the recipe's faults, and the proof.
   Json under(const Node& recipe, bool agreement) {
-    PlanSettings settings;
-    settings.seed = spec_.seed;
-    if (const Node* phases = recipe.find("phases")) settings.phases = *phases;
     const int64_t rows = std::min<int64_t>(options_.slots, std::ssize(problems_));
-    Injection injection(rules_of(recipe), settings, *loaded_.model, Phase::kEval, rows);
+    Injection injection(read_plan_spec(recipe), *loaded_.model, Phase::kEval, rows);
     injection.arm();
     const std::vector<Answer> faulty = answers();
     injection.disarm();
@@ -75,7 +71,7 @@ class Measure {
             {"share", measure / clean(agreement)},
             {"accuracy", accuracy(faulty)},
             {"evidence", evidence},
-            {"complaints", missing_evidence(evidence, injection.plan())}};
+            {"complaints", to_json(missing_evidence(evidence, injection.plan()))}};
   }
   std::size_t problems() const { return problems_.size(); }
 
@@ -130,15 +126,14 @@ Json calibrate(Measure& measure, const Node& recipe, const Calibration& wanted,
 
 void diagnose_start(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, const fs::path& folder,
                     const Diagnose& diagnose) {
-  PlanSettings settings;
-  settings.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
-  if (const Node* phases = recipe.find("phases")) settings.phases = *phases;
-  Injection injection(rules_of(recipe), settings, *loaded.model, Phase::kDiagnose, 1);
+  Injection injection(read_plan_spec(recipe), *loaded.model, Phase::kDiagnose, 1);
   injection.arm();
-  const nlohmann::ordered_json verdict = diagnose(loaded, spec.diagnosis, settings.seed);
-  injection.disarm();
+  const nlohmann::ordered_json verdict = diagnose(loaded, spec.diagnosis, injection.plan().settings().seed);
+  if (const Injection::Proof proof = injection.finish(); !proof.complaints.empty())
+    throw EvidenceError("experiment.diagnose: ", proof.complaints);
   if (verdict.at("candidates").empty())
     throw EvidenceError(
+        ComplaintCode::kUnproven,
         fmt::format("experiment.diagnose: method {} accuses no layer of the faulty model: an arm that is to be guided "
                     "by it cannot be; try another method or a stronger fault",
                     spec.diagnosis));

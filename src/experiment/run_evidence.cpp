@@ -62,6 +62,13 @@ bool acts_in_every_forward(const Rule& rule) {
   return rule.lifetime.kind == Lifetime::kPermanent && (surface == Surface::kInput || surface == Surface::kOutput);
 }
 
+// What is asked again of the sum of all parts: a rule that has not fired yet may fire in the next part.
+bool asked_again(ComplaintCode code) {
+  using enum ComplaintCode;
+  return code == kNeverFired || code == kAsleep || code == kUnselected || code == kUnchanged || code == kVisible ||
+         code == kFlips;
+}
+
 }  // namespace
 
 Json part_evidence(Plan& plan, const Censuses& censuses) {
@@ -72,17 +79,9 @@ Json part_evidence(Plan& plan, const Censuses& censuses) {
     for (int k = 0; k < kForwardKinds; ++k) count += plan.forwards(static_cast<Phase>(p), static_cast<ForwardKind>(k));
     if (count > 0) part["forwards"][std::string(phase_name(static_cast<Phase>(p)))] = count;
   }
-  std::vector<std::string> complaints = verdict.complaints;
-  for (const auto& rule : plan.rules()) {  // those about whole rules are asked again of the sum
-    const std::string& name = rule->rule.name;
-    std::vector<std::string> whole =
-        faultline::missing_evidence(rule->rule, dtype_of(part["counts"], name), numbers_of(part["counts"], name));
-    std::erase_if(complaints, [&](const std::string& one) {
-      return one.starts_with(fmt::format("rule '{}' never fired", name)) ||
-             std::find(whole.begin(), whole.end(), one) != whole.end();
-    });
-  }
-  part["complaints"] = complaints;
+  std::vector<Complaint> complaints = verdict.complaints;
+  std::erase_if(complaints, [](const Complaint& one) { return asked_again(one.code); });
+  part["complaints"] = to_json(complaints);
   return part;
 }
 
@@ -121,16 +120,16 @@ void leave_out_phase(Json& evidence, Phase phase) {
   evidence["forwards"].erase(name);
 }
 
-std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan) {
-  std::vector<std::string> sentences;
-  if (evidence.is_null()) return {"no fault of the plan was ever armed"};
-  for (const Json& complaint : evidence["complaints"]) sentences.push_back(complaint.get<std::string>());
+std::vector<Complaint> missing_evidence(const Json& evidence, const Plan& plan) {
+  std::vector<Complaint> complaints;
+  if (evidence.is_null()) return {{ComplaintCode::kNoEvidence, "", "", "no fault of the plan was ever armed"}};
+  for (const Json& complaint : evidence["complaints"]) complaints.push_back(complaint_from_json(complaint));
   const Json& counts = evidence["counts"];
   for (const auto& rule : plan.rules()) {
     const std::string& name = rule->rule.name;
-    for (const std::string& sentence :
+    for (const Complaint& complaint :
          faultline::missing_evidence(rule->rule, dtype_of(counts, name), numbers_of(counts, name)))
-      sentences.push_back(sentence);
+      complaints.push_back(complaint);
     if (!acts_in_every_forward(rule->rule)) continue;
     for (const auto& [phase, forwards] : evidence["forwards"].items()) {  // lesson 8: it ran, but elsewhere
       const auto known = phase_by_name(phase);
@@ -142,11 +141,13 @@ std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan
         return row["rule"] == name && row["phase"] == phase && row["calls"].get<int64_t>() > 0;
       });
       if (!counted)
-        sentences.push_back(fmt::format("rule '{}' is to act in {}; {} forwards ran there and its ledger counted none",
-                                        name, phase, forwards.get<int64_t>()));
+        complaints.push_back(
+            {ComplaintCode::kCounts, name, phase,
+             fmt::format("rule '{}' is to act in {}; {} forwards ran there and its ledger counted none", name, phase,
+                         forwards.get<int64_t>())});
     }
   }
-  return sentences;
+  return complaints;
 }
 
 }  // namespace faultline

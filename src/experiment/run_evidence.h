@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/complaint.h"
 #include "record/json_text.h"
 #include "tap/census.h"
 
@@ -19,7 +20,7 @@ Json part_evidence(Plan& plan, const Censuses& censuses);
 Json join_evidence(const Json& before, const Json& now);  // either may be null
 void leave_out_phase(Json& evidence, Phase phase);        // its counts and forwards
 
-// Sentences, empty where every rule of the plan did what it promised in every phase it was to act in.
-std::vector<std::string> missing_evidence(const Json& evidence, const Plan& plan);
+// Empty where every rule of the plan did what it promised in every phase it was to act in.
+std::vector<Complaint> missing_evidence(const Json& evidence, const Plan& plan);
 
 }  // namespace faultline

@@ -27,7 +27,8 @@ FileDescriptor wait_for(const fs::path& file) {
 }
 
 void make_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) {
-  TrainingSpec spec = read_training(recipe, {});
+  TrainingSpec spec = read_training(recipe);
+  spec.plan.rules.clear();
   spec.aqn.reset();
   std::vector<StageSpec>& stages = spec.train.spec.stages;
   stages.front().max_new_tokens = stages.back().max_new_tokens;  // validated as the trials are
@@ -76,7 +77,7 @@ std::optional<fs::path> shared_start(LoadedModel& loaded, const std::string& wei
 }
 
 void load_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) {
-  TrainingSpec spec = read_training(recipe, {});
+  const TrainingSpec spec = read_training(recipe);
   if (spec.train.spec.lora.rank > 0)
     throw UsageError("experiment: a fault cannot be calibrated on low-rank adapters; leave out train.lora");
   AdamW optimizer(loaded.model->parameters(), spec.train.spec.stages.front().optimizer);

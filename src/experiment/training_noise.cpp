@@ -26,14 +26,11 @@ void TrainingRun::State::make_noise() {
         "train.validation_problems, or say aqn.force: true");
   if (activation_noise()) return static_cast<void>(noisiest_step());  // refuses
   CausalLm& model = *loaded.model;
-  const bool moe = model.config().moe.experts > 0;
-  if (spec.aqn->exclude_router_input && !moe)
-    throw UsageError("aqn.exclude_router_input: the model has no router; leave it out");
   std::vector<NoiseTarget> parameters;
   for (const CausalLm::Parameter& parameter : model.parameters())
     parameters.push_back({parameter.name, parameter.tensor, parameter.place});
-  const NormSelection selection{moe && !spec.aqn->exclude_router_input, spec.aqn->layers, model.config().layers,
-                                static_cast<int64_t>(model.norm_count()), spec.aqn->exclude_router_input};
+  NormSelection selection = norm_selection(*spec.aqn, model.config().moe.experts > 0, model.config().layers);
+  selection.norm_count = static_cast<int64_t>(model.norm_count());
   noise = std::make_unique<NormNoise>(*spec.aqn, select_norms(parameters, selection), model.config().layers, spec.seed,
                                       last_stage().steps);
 }
@@ -50,16 +47,15 @@ double TrainingRun::State::accuracy_under_noise(std::span<const Problem> some, i
     noise->check();
     return share;
   }
-  PlanSettings settings;
-  settings.seed = spec.seed;
-  settings.total_steps = last_stage().steps;
-  Injection alone({noise_rule(*spec.aqn)}, settings, *loaded.model, Phase::kRollout, injection->censuses());
+  Injection alone({{noise_rule(*spec.aqn)}, spec.plan.settings}, *loaded.model, Phase::kRollout,
+                  [&] { return injection->censuses(); });
   const PhaseGuard phase(Phase::kRollout);
   alone.plan().begin_step(step);
   alone.arm();
   const double share = accuracy(some);
-  if (const Injection::Proof proof = alone.finish(); !proof.complaints.empty())
-    throw EvidenceError("aqn: " + proof.complaints.front());
+  Injection::Proof proof = alone.finish();
+  for (Complaint& complaint : proof.complaints) complaint.sentence = "aqn: " + complaint.sentence;
+  if (!proof.complaints.empty()) throw EvidenceError("", proof.complaints);
   return share;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "aqn/activation_noise.h"
 #include "aqn/aqn_schema.h"
@@ -26,18 +27,33 @@ bool acts_in(const Plan& plan, Phase phase) {
                      [&](const auto& rule) { return rule->phases.test(static_cast<std::size_t>(phase)); });
 }
 
+// What no phase of the training lets act would be missed at its end only.
+void refuse_rules_of_other_phases(const Plan& plan, const StageSpec& stage, bool validates) {
+  PhaseSet run;
+  std::string names;
+  for (const auto& [phase, runs] : {std::pair(Phase::kRollout, stage.algorithm == Algorithm::kGrpo),
+                                    std::pair(Phase::kActorForward, true), std::pair(Phase::kActorBackward, true),
+                                    std::pair(Phase::kRef, stage.use_kl_loss), std::pair(Phase::kEval, validates)}) {
+    if (!runs) continue;
+    run.set(static_cast<std::size_t>(phase));
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", phase_name(phase));
+  }
+  for (const auto& rule : plan.rules())
+    if ((rule->phases & run).none())
+      throw UsageError(fmt::format("rule '{}' acts in no phase that this training has: {}", rule->rule.name, names));
+}
+
 }  // namespace
 
-TrainingSpec read_training(const Node& recipe, std::vector<Rule> rules) {
-  TrainingSpec spec;
-  const Node* train = recipe.find("train");
-  if (train == nullptr) throw recipe.error("there is no section train: nothing says what to train");
+TrainingSpec read_training(const Node& recipe) {
+  const Node* section = recipe.find("train");
+  if (section == nullptr) throw recipe.error("there is no section train: nothing says what to train");
+  const auto seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
+  TrainRecipe train = read_train(*section, seed);
+  PlanSpec plan = read_plan_spec(recipe, train.spec.stages.back().steps);
+  TrainingSpec spec{{}, std::move(train), {}, std::move(plan), seed};
   if (const Node* task = recipe.find("task")) spec.task = read_task(*task);
-  spec.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
-  spec.train = read_train(*train, spec.seed);
   if (const Node* aqn = recipe.find("aqn")) spec.aqn = read_aqn(*aqn);
-  if (const Node* phases = recipe.find("phases")) spec.phases = *phases;
-  spec.rules = std::move(rules);
   return spec;
 }
 
@@ -60,17 +76,14 @@ TrainingRun::State::State(LoadedModel& given, TrainingSpec wanted, Replicas othe
 }
 
 void TrainingRun::State::make_plan() {
-  std::vector<Rule> rules = spec.rules;
-  if (activation_noise()) rules = with_noise(*spec.aqn, std::move(rules));
-  if (rules.empty()) return;
-  PlanSettings settings;
-  settings.seed = spec.seed;
-  settings.phases = spec.phases;
-  settings.total_steps = last_stage().steps;
-  const int64_t rows = last_stage().rows();
-  const Censuses censuses =
-      take_training_censuses(*loaded.model, trainer->parameters(), last_stage(), std::min<int64_t>(rows, 8));
-  injection = std::make_unique<Injection>(rules, settings, *loaded.model, Phase::kRollout, censuses);
+  PlanSpec plan = spec.plan;
+  if (activation_noise()) plan.rules = with_noise(*spec.aqn, std::move(plan.rules));
+  if (plan.rules.empty()) return;
+  injection = std::make_unique<Injection>(std::move(plan), *loaded.model, Phase::kRollout, [&] {
+    return take_training_censuses(*loaded.model, trainer->parameters(), last_stage(),
+                                  std::min<int64_t>(last_stage().rows(), 8));
+  });
+  refuse_rules_of_other_phases(injection->plan(), last_stage(), !validation.empty());
   // Of routed calls the plan does not know which were only scored, and of shards their numbers are drawn twice.
   const bool apart = loaded.model->config().moe.experts == 0 && last_stage().shards == 1;
   if (last_stage().updates > 1 && !apart && acts_in(injection->plan(), Phase::kActorForward))
@@ -144,7 +157,7 @@ TrainHooks TrainingRun::State::hooks() {
     return guard;
   };
   all.weights_changed = [this] {
-    if (injection) injection->plan().weights().new_epoch();
+    if (injection) injection->plan().weights().new_epoch(injection->plan());
   };
   all.begin_part = [this](int64_t part) {
     if (injection) faultline::begin_part(injection->plan(), part);
@@ -203,13 +216,13 @@ TrainingOutcome TrainingRun::run(RunDirectory& directory, const TrainingProgress
   outcome.evidence = state.evidence();
   outcome.noise_seconds = state.noise_seconds;
   if (state.noise && state.noisy.value("noisy_steps", 0) == 0)
-    outcome.complaints.emplace_back("aqn: not one step of the run had noise");
+    outcome.complaints.push_back({ComplaintCode::kNoiseSilent, "", "", "aqn: not one step of the run had noise"});
   if (!state.injection) return outcome;
   outcome.proof = state.injection->finish();
   outcome.proof->complaints = missing_evidence(state.own_faults(), state.injection->plan());
   outcome.complaints.insert(outcome.complaints.end(), outcome.proof->complaints.begin(),
                             outcome.proof->complaints.end());
-  outcome.proof->report["complaints"] = outcome.proof->complaints;
+  outcome.proof->report["complaints"] = to_json(outcome.proof->complaints);
   outcome.proof->report["joined"] = outcome.evidence["faults"];
   outcome.log = outcome.proof->log;
   directory.write_ledger(as_record(outcome.proof->report));

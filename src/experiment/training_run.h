@@ -16,17 +16,16 @@ struct TrainingSpec {
   TaskSpec task;
   TrainRecipe train;
   std::optional<AqnSpec> aqn;
-  std::vector<Rule> rules;
-  Node phases;  // of the recipe, or null
+  PlanSpec plan;  // the faults, over the steps of the last stage
   uint64_t seed = 0;
 };
-TrainingSpec read_training(const Node& recipe, std::vector<Rule> rules);  // validated
+TrainingSpec read_training(const Node& recipe);  // validated
 
 struct TrainingOutcome {
   Json results = Json::object();          // the last validation
   std::optional<Injection::Proof> proof;  // where there were faults; of this process's part
   Json evidence = Json::object();         // of all parts: {"faults": counts by rule and phase, "aqn": …}
-  std::vector<std::string> complaints;    // empty: everything promised happened
+  std::vector<Complaint> complaints;      // empty: everything promised happened
   std::vector<std::string> log;           // lines that people look for
   double noise_seconds = 0;               // spent on making noisy norms
 };

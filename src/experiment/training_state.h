@@ -48,14 +48,15 @@ struct TrainingRun::State {
   Json own_faults();  // of this process, and of the parts before this one
   Json evidence();    // of all ranks, each of which must ask
   bool in_evaluations(const Rule& rule) const {
-    return read_phases(rule.phases, spec.phases).test(static_cast<std::size_t>(Phase::kEval));
+    return read_phases(rule.phases, spec.plan.settings.phases).test(static_cast<std::size_t>(Phase::kEval));
   }
   bool trainer_validates_faulty() const {
-    return std::any_of(spec.rules.begin(), spec.rules.end(), [&](const Rule& rule) { return in_evaluations(rule); });
+    return std::any_of(spec.plan.rules.begin(), spec.plan.rules.end(),
+                       [&](const Rule& rule) { return in_evaluations(rule); });
   }
   // Of the last validation under the faults; one where they draw nothing.
   int64_t last_draws() const {
-    const bool same = std::all_of(spec.rules.begin(), spec.rules.end(), [&](const Rule& rule) {
+    const bool same = std::all_of(spec.plan.rules.begin(), spec.plan.rules.end(), [&](const Rule& rule) {
       return !in_evaluations(rule) || always_does_the_same(rule);
     });
     return same ? 1 : spec.train.validation_draws;

@@ -66,20 +66,18 @@ RunDirectory open_run(const TrialRequest& request, const Json& recipe, uint64_t 
 struct Judged {
   double accuracy = 0;
   Json evidence;
-  std::vector<std::string> complaints;
+  std::vector<Complaint> complaints;
 };
 
 // The final model under faults that it may never have met; once where they draw nothing.
-Judged judge_under(LoadedModel& loaded, const FaultCase& one, const TrainingSpec& spec, int64_t most_draws) {
-  const int64_t draws = std::all_of(one.rules.begin(), one.rules.end(), always_does_the_same) ? 1 : most_draws;
+Judged judge_under(LoadedModel& loaded, const PlanSpec& plan, const TrainingSpec& spec, int64_t most_draws) {
+  const int64_t draws = std::all_of(plan.rules.begin(), plan.rules.end(), always_does_the_same) ? 1 : most_draws;
   const StageSpec& stage = spec.train.spec.stages.back();
   Problems problems = load_task(spec.task);
   problems.test.resize(
       std::min(problems.test.size(), static_cast<std::size_t>(std::max<int64_t>(1, spec.train.validation_problems))));
-  PlanSettings settings;
-  settings.seed = spec.seed;
   const int64_t rows = std::min<int64_t>(stage.slots, std::ssize(problems.test));
-  Injection injection(one.rules, settings, *loaded.model, Phase::kEval, rows);
+  Injection injection(plan, *loaded.model, Phase::kEval, rows);
   injection.self_check();
   EvaluateOptions options;
   options.max_new_tokens = stage.max_new_tokens;
@@ -102,22 +100,19 @@ Judged judge_under(LoadedModel& loaded, const FaultCase& one, const TrainingSpec
 }
 
 void judge_final_model(LoadedModel& loaded, const TrialRequest& request, const TrainingSpec& spec, Trial& trial,
-                       std::vector<std::string>& complaints) {
+                       std::vector<Complaint>& complaints) {
   for (const FaultCase& one : request.experiment->evaluations) {
-    const Judged judged = judge_under(loaded, one, spec, request.experiment->draws);
+    Judged judged = judge_under(loaded, evaluation_plan(request.recipe, one), spec, request.experiment->draws);
     trial.outcome["results"][fmt::format("faultline/under/{}/acc", one.label)] = judged.accuracy;
     trial.evidence["evaluations"][one.label] = judged.evidence;
-    for (const std::string& complaint : judged.complaints) complaints.push_back(one.label + ": " + complaint);
+    for (Complaint& complaint : judged.complaints) {
+      complaint.sentence = one.label + ": " + complaint.sentence;
+      complaints.push_back(std::move(complaint));
+    }
   }
 }
 
 }  // namespace
-
-std::vector<Rule> rules_of(const Node& recipe) {
-  std::vector<Rule> rules;
-  for (const Node& rule : recipe.at("faults").items()) rules.push_back(read_rule(rule));
-  return rules;
-}
 
 Snapshot::Snapshot(CausalLm& model) {
   for (const CausalLm::Parameter& parameter : model.parameters()) values.push_back(parameter.tensor->detach().clone());
@@ -130,14 +125,21 @@ void Snapshot::restore(CausalLm& model) const {
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].tensor->copy_(values[i]);
 }
 
+PlanSpec evaluation_plan(const Node& trial_recipe, const FaultCase& evaluation) {
+  Node recipe = trial_recipe;
+  recipe.set("faults", evaluation.recipe.at("faults"));
+  recipe.erase("phases");
+  return read_plan_spec(recipe);
+}
+
 Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const TrainingProgress& progress) {
-  TrainingSpec spec = read_training(request.recipe, rules_of(request.recipe));
+  TrainingSpec spec = read_training(request.recipe);
   spec.train.spec.start = request.start;
   Trial trial{.key = request.key, .seed = spec.seed, .started = system_seconds()};
   trial.fingerprint = request.fingerprint;
   RunDirectory directory = open_run(request, as_record(to_json(request.recipe)), spec.seed);
   std::optional<TrainingRun> run;
-  std::vector<std::string> complaints;
+  std::vector<Complaint> complaints;
   try {
     run.emplace(loaded, spec);
     const TrainingOutcome outcome = run->run(directory, progress);
@@ -147,20 +149,20 @@ Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const Training
     run.reset();  // its plan and noise end here; the model stays trained
     judge_final_model(loaded, request, spec, trial, complaints);
     trial.status = complaints.empty() ? TrialStatus::kPass : TrialStatus::kError;
-    if (!complaints.empty()) trial.outcome = {{"complaints", complaints}};  // no numbers without proof
+    if (!complaints.empty()) trial.outcome = {{"complaints", to_json(complaints)}};  // no numbers without proof
   } catch (const NonFiniteError& error) {  // a run that died is a finding, not an accident
     trial.status = TrialStatus::kFail;
     trial.outcome = {{"reason", error.what()}};
     if (run) trial.evidence = run->evidence();
   } catch (const EvidenceError& error) {  // a canary that stayed silent, noise that was not the schedule's
     trial.status = TrialStatus::kError;
-    trial.outcome = {{"complaints", {error.what()}}};
+    trial.outcome = {{"complaints", to_json(error.complaints())}};
     if (run) trial.evidence = run->evidence();
   } catch (
       const UsageError& error) {  // of the recipe: for everybody; of this seed's model (noise it cannot bear): here
     if (!run) throw;
     trial.status = TrialStatus::kError;
-    trial.outcome = {{"complaints", {error.what()}}};
+    trial.outcome = {{"complaints", to_json(std::vector<Complaint>{{ComplaintCode::kUnproven, "", "", error.what()}})}};
   }
   trial.outcome["curves"] = curves_of(directory.path());
   trial.outcome["run"] = (request.folder.filename() / directory.path().filename()).string();

@@ -21,7 +21,8 @@ struct TrialRequest {
 
 Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const TrainingProgress& progress);
 
-std::vector<Rule> rules_of(const Node& recipe);
+// What the final model of this recipe's trial is judged under. The recipe's phases say when its own faults act.
+PlanSpec evaluation_plan(const Node& trial_recipe, const FaultCase& evaluation);
 
 struct Snapshot {  // of the weights that every trial begins with
   std::vector<at::Tensor> values;

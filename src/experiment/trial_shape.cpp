@@ -18,7 +18,11 @@ bool is_number(const Json& value) { return value.is_number(); }
 bool is_text(const Json& value) { return value.is_string(); }
 bool numbers(const Json& values) { return values.is_array() && each(values, is_number); }
 bool numbers_by_name(const Json& values) { return values.is_object() && each(values, is_number); }
-bool texts(const Json& values) { return values.is_array() && !values.empty() && each(values, is_text); }
+bool is_complaint(const Json& value) {  // trials of before complaints had codes hold sentences
+  return is_text(value) || (value.is_object() && value.contains("code") && is_text(value["code"]) &&
+                            value.contains("sentence") && is_text(value["sentence"]));
+}
+bool complaints(const Json& values) { return values.is_array() && !values.empty() && each(values, is_complaint); }
 
 bool start(const Json& metrics) {  // of a step, of which its validation is read
   if (!metrics.is_object()) return false;
@@ -54,7 +58,7 @@ std::string wrong_field(const Trial& trial) {
   if (!outcome.contains("curves") || !curves(outcome["curves"])) return "outcome.curves";
   for (const char* name : {"run", "device"})
     if (!outcome.contains(name) || !is_text(outcome[name])) return fmt::format("outcome.{}", name);
-  if (outcome.contains("complaints") && !texts(outcome["complaints"])) return "outcome.complaints";
+  if (outcome.contains("complaints") && !complaints(outcome["complaints"])) return "outcome.complaints";
   if (outcome.contains("noise_seconds") && !is_number(outcome["noise_seconds"])) return "outcome.noise_seconds";
   if (!trial.evidence.is_null() && (!trial.evidence.is_object() || !fault_counts(trial.evidence))) return "evidence";
   return "";

@@ -36,4 +36,20 @@ void refuse_operators_chosen_by_rows(const Plan& plan, const c10::Device& device
   }
 }
 
+void refuse_rules_without_a_step(const Plan& plan) {
+  const int64_t steps = plan.settings().total_steps;
+  const std::string run = fmt::format("the run has {} step{}", steps, steps == 1 ? "" : "s");
+  for (const auto& rule : plan.rules()) {
+    const LifetimeSpec& lifetime = rule->rule.lifetime;
+    if (lifetime.kind == Lifetime::kWindow && lifetime.from >= steps)
+      throw UsageError(fmt::format("rule '{}': its window opens at step {}, counted from 0, and {}: it would never act",
+                                   rule->rule.name, lifetime.from, run));
+    if (!rule->rule.schedule) continue;
+    int64_t silent = 0;
+    while (silent < steps && strength_at(*rule->rule.schedule, silent, steps) == 0) ++silent;
+    if (silent == steps)
+      throw UsageError(fmt::format("rule '{}': its schedule is 0 all the time: {}", rule->rule.name, run));
+  }
+}
+
 }  // namespace faultline

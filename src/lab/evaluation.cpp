@@ -24,37 +24,13 @@ std::string read_whole(const std::filesystem::path& path) {
   return text.str();
 }
 
-struct Work {
-  std::vector<Problem> problems;
-  std::vector<int64_t> text_tokens;
-};
-
-Work prepare(const LoadedModel& loaded, const EvaluationSpec& spec) {
-  Work work;
-  if (spec.run_task) {
-    TaskSpec wanted = spec.task;
-    wanted.train = spec.split == "train" ? spec.limit : 0;  // beside the examples
-    wanted.test = spec.split == "test" ? spec.limit : 0;
-    wanted.shifted = spec.split == "shifted" ? spec.limit : 0;
-    Problems all = load_task(wanted);
-    work.problems = std::move(spec.split == "train" ? all.train : spec.split == "shifted" ? all.shifted : all.test);
-  }
-  if (!spec.text.empty()) work.text_tokens = loaded.tokenizer.encode(read_whole(spec.text), /*parse_special=*/false);
-  return work;
-}
-
-void measure(const LoadedModel& loaded, const EvaluationSpec& spec, const Work& work, EvaluationRow& row,
-             const std::function<void(const std::string&, int64_t)>& progress) {
-  const PhaseGuard phase(Phase::kEval);
-  const auto advance = [&](int64_t count) {
-    if (progress) progress(row.label, count);
-  };
-  const auto start = std::chrono::steady_clock::now();
-  if (!work.problems.empty())
-    row.answers = evaluate(*loaded.model, loaded.tokenizer, work.problems, spec.generation, advance);
-  if (!work.text_tokens.empty())
-    row.perplexity = perplexity(*loaded.model, work.text_tokens, spec.window, [](int64_t) {});
-  row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+std::vector<Problem> load_problems(const EvaluationSpec& spec) {
+  TaskSpec wanted = spec.task;
+  wanted.train = spec.split == "train" ? spec.limit : 0;  // beside the examples
+  wanted.test = spec.split == "test" ? spec.limit : 0;
+  wanted.shifted = spec.split == "shifted" ? spec.limit : 0;
+  Problems all = load_task(wanted);
+  return std::move(spec.split == "train" ? all.train : spec.split == "shifted" ? all.shifted : all.test);
 }
 
 OrderedJson accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
@@ -98,29 +74,52 @@ int64_t EvaluationRow::correct() const {
   return count;
 }
 
-std::vector<EvaluationRow> run_evaluation(LoadedModel& loaded, const EvaluationSpec& spec,
-                                          const std::vector<FaultCase>& cases, uint64_t seed,
-                                          const std::function<void(const std::string&, int64_t)>& progress) {
-  const Work work = prepare(loaded, spec);
-  EvaluationSpec same = spec;
-  same.generation.fixed_batch = !cases.empty();        // clean and faulty rows see the same shapes throughout
-  std::vector<std::unique_ptr<Injection>> injections;  // all checked before the first is run
-  for (const FaultCase& one : cases) {
-    PlanSettings settings;
-    settings.seed = seed;
-    const int64_t rows = std::min<int64_t>(spec.generation.slots, std::max<int64_t>(1, std::ssize(work.problems)));
-    injections.push_back(std::make_unique<Injection>(one.rules, settings, *loaded.model, Phase::kEval, rows));
-    injections.back()->self_check();
+Evaluation::Evaluation(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases)
+    : loaded_(loaded), spec_(spec), cases_(cases) {
+  spec_.generation.fixed_batch = !cases.empty();  // clean and faulty rows see the same shapes throughout
+  if (spec.run_task) problems_ = load_problems(spec);
+  check_problems(*loaded.model, loaded.tokenizer, problems_, spec_.generation);
+  if (!spec.text.empty()) {
+    text_tokens_ = loaded.tokenizer.encode(read_whole(spec.text), /*parse_special=*/false);
+    check_text(text_tokens_);
   }
-  std::vector<EvaluationRow> rows;
-  rows.push_back({"clean", {}, {}, 0, {}, OrderedJson::array()});
-  measure(loaded, same, work, rows.back(), progress);
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    EvaluationRow row{cases[i].label, {}, {}, 0, {}, OrderedJson::array()};
-    for (const Rule& rule : cases[i].rules) row.rules.push_back(to_json(rule.source));
-    injections[i]->arm();
-    measure(loaded, same, work, row, progress);
-    row.proof = injections[i]->finish();
+  for (const FaultCase& one : cases) {
+    const int64_t rows = std::min<int64_t>(spec.generation.slots, std::max<int64_t>(1, std::ssize(problems_)));
+    injections_.push_back(std::make_unique<Injection>(read_plan_spec(one.recipe), *loaded.model, Phase::kEval, rows));
+    injections_.back()->self_check();
+  }
+}
+
+int64_t Evaluation::answers() const { return std::ssize(problems_) * (1 + std::ssize(cases_)); }
+
+OrderedJson Evaluation::predictions() const {
+  OrderedJson json = OrderedJson::array();
+  for (const auto& injection : injections_) json.push_back(injection->prediction());
+  return json;
+}
+
+EvaluationRow Evaluation::measured(const std::string& label,
+                                   const std::function<void(const std::string&, int64_t)>& progress) const {
+  EvaluationRow row{label, {}, {}, 0, {}, OrderedJson::array()};
+  const PhaseGuard phase(Phase::kEval);
+  const auto advance = [&](int64_t count) {
+    if (progress) progress(label, count);
+  };
+  const auto start = std::chrono::steady_clock::now();
+  if (!problems_.empty())
+    row.answers = evaluate(*loaded_.model, loaded_.tokenizer, problems_, spec_.generation, advance);
+  if (!text_tokens_.empty()) row.perplexity = perplexity(*loaded_.model, text_tokens_, spec_.window, [](int64_t) {});
+  row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return row;
+}
+
+std::vector<EvaluationRow> Evaluation::run(const std::function<void(const std::string&, int64_t)>& progress) {
+  std::vector<EvaluationRow> rows = {measured("clean", progress)};
+  for (std::size_t i = 0; i < cases_.size(); ++i) {
+    injections_[i]->arm();
+    EvaluationRow row = measured(cases_[i].label, progress);
+    row.proof = injections_[i]->finish();
+    row.rules = to_json(cases_[i].recipe.at("faults"));
     rows.push_back(std::move(row));
   }
   return rows;
@@ -136,7 +135,7 @@ OrderedJson evaluation_json(const std::vector<EvaluationRow>& rows) {
     if (proven && row.perplexity) entry["text"] = perplexity_json(row, clean);
     if (row.proof) {
       entry["evidence"] = row.proof->report;
-      entry["complaints"] = row.proof->complaints;
+      entry["complaints"] = to_json(row.proof->complaints);
     }
     json.push_back(entry);
   }

@@ -22,7 +22,7 @@ struct EvaluationSpec {
 
 struct FaultCase {
   std::string label;  // as the table shows it
-  std::vector<Rule> rules;
+  Node recipe;        // seed and faults; phases and allow_partial where it has them
 };
 
 struct EvaluationRow {
@@ -35,10 +35,30 @@ struct EvaluationRow {
   int64_t correct() const;
 };
 
-// The first row is the clean one. progress: finished problems and windows.
-std::vector<EvaluationRow> run_evaluation(LoadedModel& loaded, const EvaluationSpec& spec,
-                                          const std::vector<FaultCase>& cases, uint64_t seed,
-                                          const std::function<void(const std::string&, int64_t)>& progress);
+// Made, it has heard every refusal: problems and text are read, each plan is on the model and has shown that it acts.
+// A dry run makes one and a run runs one, so what the one accepts is what the other does.
+class Evaluation {
+ public:
+  Evaluation(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases);
+
+  const LoadedModel& loaded() const { return loaded_; }
+  int64_t answers() const;                     // of all rows
+  nlohmann::ordered_json predictions() const;  // of each faulty row: Injection::prediction
+
+  // The first row is the clean one. progress: finished problems. Once.
+  std::vector<EvaluationRow> run(const std::function<void(const std::string&, int64_t)>& progress);
+
+ private:
+  EvaluationRow measured(const std::string& label,
+                         const std::function<void(const std::string&, int64_t)>& progress) const;
+
+  LoadedModel& loaded_;
+  EvaluationSpec spec_;
+  std::vector<Problem> problems_;
+  std::vector<int64_t> text_tokens_;
+  std::vector<FaultCase> cases_;
+  std::vector<std::unique_ptr<Injection>> injections_;
+};
 
 // Counts, Wilson intervals, paired tests against the clean row, evidence: what tables and reports are made of.
 nlohmann::ordered_json evaluation_json(const std::vector<EvaluationRow>& rows);

@@ -56,22 +56,25 @@ Censuses take_censuses(const CausalLm& model, Phase phase, int64_t rows) {
   return censuses;
 }
 
-Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, int64_t rows)
-    : Injection(std::move(rules), std::move(settings), model, phase, take_censuses(model, phase, rows)) {}
+Injection::Injection(PlanSpec spec, CausalLm& model, Phase phase, int64_t rows)
+    : Injection(std::move(spec), model, phase, [&] { return take_censuses(model, phase, rows); }) {}
 
-Injection::Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, Censuses censuses)
-    : rules_(std::move(rules)),
-      settings_(std::move(settings)),
+Injection::Injection(PlanSpec spec, CausalLm& model, Phase phase, const std::function<Censuses()>& take)
+    : rules_(std::move(spec.rules)),
+      settings_(spec.settings.on_layers(model.config().layers)),
       model_(model),
       phase_(phase),
-      censuses_(std::move(censuses)) {
-  settings_.layer_count = model.config().layers;
-  plan_ = make_plan();
+      plan_(make_plan()) {
   check_modules(*plan_, model.module_paths());
+  {
+    const ToldBoundaries told(*plan_);
+    censuses_ = take();
+  }
   const bool scores =
       std::any_of(censuses_.begin(), censuses_.end(), [](const auto& census) { return tells_scoring(census.second); });
   refuse_operators_chosen_by_rows(*plan_, model.device(), scores);
   check_reached(*plan_, censuses_);
+  refuse_rules_without_a_step(*plan_);
 }
 
 Injection::~Injection() { disarm(); }
@@ -87,7 +90,8 @@ at::Tensor Injection::probe(int64_t first_token) const {
 void Injection::self_check() {
   const at::Tensor clean = probe();
   if (!probe().equal(clean))
-    throw EvidenceError("A/A: two forwards without faults differ; a comparison would measure chance");
+    throw EvidenceError(ComplaintCode::kRepeats,
+                        "A/A: two forwards without faults differ; a comparison would measure chance");
   std::vector<Rule> asleep = rules_, awake = rules_;
   bool visible = false, repeats = false;
   for (std::size_t i = 0; i < rules_.size(); ++i) {
@@ -111,12 +115,14 @@ void Injection::self_check() {
     return result;
   };
   if (!under(std::make_shared<Plan>(std::move(asleep), settings_)).equal(clean))
-    throw EvidenceError("A/A: a plan that is armed but never active changes the model's output");
+    throw EvidenceError(ComplaintCode::kRepeats,
+                        "A/A: a plan that is armed but never active changes the model's output");
   const bool in_phase = std::any_of(plan_->rules().begin(), plan_->rules().end(), [&](const auto& rule) {
     return rule->phases.test(static_cast<std::size_t>(phase_));
   });
   if (visible && in_phase && under(std::make_shared<Plan>(std::move(awake), settings_)).equal(clean))
-    throw EvidenceError(fmt::format("canary: the armed plan does not change one bit of the model's output in phase {}",
+    throw EvidenceError(ComplaintCode::kCanary,
+                        fmt::format("canary: the armed plan does not change one bit of the model's output in phase {}",
                                     phase_name(phase_)));
 }
 
@@ -148,7 +154,8 @@ nlohmann::ordered_json Injection::prediction() const {
 
 Injection::Proof Injection::finish() {
   disarm();
-  const Verdict verdict = judge(*plan_, censuses_);
+  // An examination runs parts of the model, some of them again and again: no number of forwards says how often.
+  const Verdict verdict = judge(*plan_, phase_ == Phase::kDiagnose ? Censuses{} : censuses_);
   Proof proof{verdict.complaints, log_lines(*plan_, verdict), to_json(*plan_, verdict, censuses_)};
   return proof;
 }

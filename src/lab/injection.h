@@ -18,10 +18,11 @@ Censuses take_censuses(const CausalLm& model, Phase phase, int64_t rows);
 
 class Injection {
  public:
-  // Throws UsageError where a rule means no module, layer or operator of the model.
-  Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, int64_t rows);
-  // With censuses taken elsewhere: of a training step, for one.
-  Injection(std::vector<Rule> rules, PlanSettings settings, CausalLm& model, Phase phase, Censuses censuses);
+  // Throws UsageError where a rule means no module, layer or operator of the model, or acts in none of its phases or
+  // steps.
+  Injection(PlanSpec spec, CausalLm& model, Phase phase, int64_t rows);
+  // With other censuses: of a training step, for one. Those that `take` takes count what the plan's module rules mean.
+  Injection(PlanSpec spec, CausalLm& model, Phase phase, const std::function<Censuses()>& take);
   ~Injection();
   Injection(const Injection&) = delete;
   Injection& operator=(const Injection&) = delete;
@@ -37,11 +38,11 @@ class Injection {
   nlohmann::ordered_json prediction() const;  // matched sites and calls a forward, by kind of forward and rule
 
   struct Proof {
-    std::vector<std::string> complaints;  // empty: the faults happened as asked
+    std::vector<Complaint> complaints;  // empty: the faults happened as asked
     std::vector<std::string> log;
     nlohmann::ordered_json report;
   };
-  Proof finish();  // disarms
+  Proof finish();  // disarms. In phase diagnose counts are held against what was issued, not against forwards.
 
  private:
   at::Tensor probe(int64_t first_token = 0) const;

@@ -17,8 +17,10 @@ namespace {
 
 Rule rule(const std::string& text) { return parse_rule(text, RuleUse::kInPlan); }
 
+PlanSettings settings_of(const char* recipe) { return read_plan_spec(parse_yaml(recipe, "test")).settings; }
+
 std::string refusal(const std::string& where, const char* device) {
-  const Plan plan({rule("relative_gaussian(strength=0.05) @ " + where)}, {});
+  const Plan plan({rule("relative_gaussian(strength=0.05) @ " + where)}, settings_of("{seed: 0}"));
   try {
     refuse_operators_chosen_by_rows(plan, at::Device(device));
   } catch (const UsageError& error) {
@@ -40,7 +42,7 @@ ModelConfig tiny_config(bool mixture) {
 
 // Prompts of many lengths through few slots, so that prefills and batches have all sizes.
 Injection::Proof generated_under(CausalLm& model, const std::string& fault, int64_t slots) {
-  Injection injection({rule(fault)}, {}, model, Phase::kRollout, slots);
+  Injection injection({{rule(fault)}, settings_of("{seed: 0}")}, model, Phase::kRollout, slots);
   injection.self_check();
   GenerateOptions options;
   options.slots = slots;
@@ -75,13 +77,50 @@ TEST(Injection, TakesTheFamilyAndWhatHasNoChoice) {
 
 TEST(Injection, TakesTorchsProductInPhasesWithGradients) {
   Rule training = rule("relative_gaussian(strength=0.05) @ operator=aten::mm");
-  PlanSettings settings;
-  settings.phases = parse_yaml("{rollout: false, eval: false, diagnose: false}", "test");
-  EXPECT_NO_THROW(refuse_operators_chosen_by_rows(Plan({training}, settings), at::Device("cuda")));
-  EXPECT_THROW(refuse_operators_chosen_by_rows(Plan({training}, settings), at::Device("cuda"), /*scores=*/true),
-               UsageError);
-  settings.phases = parse_yaml("{eval: false, diagnose: false}", "test");
-  EXPECT_THROW(refuse_operators_chosen_by_rows(Plan({training}, settings), at::Device("cuda")), UsageError);
+  const Plan trained({training}, settings_of("{seed: 0, phases: {rollout: false, eval: false, diagnose: false}}"));
+  EXPECT_NO_THROW(refuse_operators_chosen_by_rows(trained, at::Device("cuda")));
+  EXPECT_THROW(refuse_operators_chosen_by_rows(trained, at::Device("cuda"), /*scores=*/true), UsageError);
+  const Plan sampled({training}, settings_of("{seed: 0, phases: {eval: false, diagnose: false}}"));
+  EXPECT_THROW(refuse_operators_chosen_by_rows(sampled, at::Device("cuda")), UsageError);
+}
+
+// A rule that cannot act in this run is refused before it, whatever it is on: the phase is off, nothing goes backward
+// there, its window or its schedule never comes.
+TEST(Injection, RefusesARuleThatActsInNoPhaseOrStepOfTheRun) {
+  CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
+  const auto refused = [&](const std::string& recipe_text, const std::string& fault, int64_t steps = 1) {
+    Node recipe = parse_yaml(recipe_text, "test");
+    recipe.set("faults", recipe_of_rules({rule("gain(strength=0.5) @ operator=norm"), rule(fault)}, 0).at("faults"));
+    recipe.find("faults")->items()[1].set("name", "second");
+    try {
+      const Injection injection(read_plan_spec(recipe, steps), model, Phase::kEval, 1);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string off = "phases: {eval: clean}", no_gradient = "nothing goes backward in eval";
+  for (const char* where : {"operator: matmul", "module: layer_output", "module: down_proj, surface: output"}) {
+    const auto fault = [&](const std::string& more) {
+      return "{name: a, where: {" + std::string(where) + "}, what: {kind: zero}" + more + "}";
+    };
+    EXPECT_EQ(refused("seed: 0", fault("")), "");
+    const std::string sentence = refused("seed: 0", fault(", " + off));
+    EXPECT_NE(sentence.find("rule 'second'"), std::string::npos) << sentence;
+    EXPECT_NE(sentence.find("phase eval is off"), std::string::npos) << sentence;
+    EXPECT_NE(refused("{seed: 0, " + off + "}", fault(", phases: {eval: both}")).find("rule 'gain'"),
+              std::string::npos);
+  }
+  EXPECT_NE(refused("seed: 0", "gain(strength=1) @ module=layer_output,surface=gradient").find(no_gradient),
+            std::string::npos);
+  const std::string window = "gain(strength=1, lifetime.kind=window, lifetime.from=2, lifetime.to=3) @ operator=matmul";
+  EXPECT_NE(refused("seed: 0", window).find("its window opens at step 2"), std::string::npos);
+  EXPECT_NE(refused("seed: 0", window, 2).find("the run has 2 steps"), std::string::npos);
+  EXPECT_EQ(refused("seed: 0", window, 3), "");
+  const std::string rising =
+      "gain(strength=1, schedule.kind=linear, schedule.sigma_start=0, schedule.sigma_end=0.1) @ operator=matmul";
+  EXPECT_NE(refused("seed: 0", rising).find("its schedule is 0 all the time"), std::string::npos);
+  EXPECT_EQ(refused("seed: 0", rising, 2), "");
 }
 
 TEST(Injection, CountsOfAProductByItsNameHoldForEveryNumberOfRows) {
@@ -89,7 +128,7 @@ TEST(Injection, CountsOfAProductByItsNameHoldForEveryNumberOfRows) {
   for (const int64_t slots : {1, 3}) {
     const auto proof =
         generated_under(model, "relative_gaussian(strength=0.05) @ operator=faultline::few_rows_linear", slots);
-    EXPECT_TRUE(proof.complaints.empty()) << proof.complaints.front();
+    EXPECT_TRUE(proof.complaints.empty()) << joined_sentences(proof.complaints);
   }
 }
 
@@ -97,7 +136,7 @@ TEST(Injection, CountsOfAMixtureHoldWhateverItsRoutersChoose) {
   CausalLm model(tiny_config(true), 3, at::kFloat, at::kCPU);
   for (const char* family : {"matmul", "all_ops"}) {
     const auto proof = generated_under(model, std::string("relative_gaussian(strength=0.02) @ operator=") + family, 3);
-    EXPECT_TRUE(proof.complaints.empty()) << family << ": " << proof.complaints.front();
+    EXPECT_TRUE(proof.complaints.empty()) << family << ": " << joined_sentences(proof.complaints);
     EXPECT_GT(proof.report["rules"][0]["calls"].get<double>(), 0);
   }
 }

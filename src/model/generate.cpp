@@ -22,7 +22,9 @@ constexpr int64_t kContextStep = 128;
 
 int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-void check(const std::vector<Request>& requests, const ModelConfig& config) {
+}  // namespace
+
+void check_requests(const std::vector<Request>& requests, const ModelConfig& config) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const auto length = std::ssize(requests[i].prompt);
     if (length == 0) throw UsageError(fmt::format("prompt {} is empty; give at least one token", i));
@@ -38,8 +40,6 @@ void check(const std::vector<Request>& requests, const ModelConfig& config) {
     }
   }
 }
-
-}  // namespace
 
 struct Generator::State {
   const CausalLm& model;
@@ -238,7 +238,7 @@ Generator::~Generator() = default;
 
 std::vector<Completion> Generator::run(const std::vector<Request>& requests) {
   if (requests.empty()) return {};
-  check(requests, state_->model.config());
+  check_requests(requests, state_->model.config());
   state_->requests = &requests;
   return state_->run();
 }

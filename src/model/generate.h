@@ -25,6 +25,9 @@ struct Request {
   Sampling sampling;
 };
 
+// Throws UsageError for an empty prompt or one that does not fit the context.
+void check_requests(const std::vector<Request>& requests, const ModelConfig& config);
+
 struct Completion {
   std::vector<int64_t> tokens;           // the end token included, if one came
   std::vector<float> log_probabilities;  // as sampled: tempered, untruncated
@@ -48,8 +51,7 @@ class Generator {
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
 
-  // Throws UsageError for an empty prompt or one that does not fit the context.
-  std::vector<Completion> run(const std::vector<Request>& requests);
+  std::vector<Completion> run(const std::vector<Request>& requests);  // throws what check_requests does
 
   struct Statistics {
     int64_t decode_steps = 0, prefill_tokens = 0, captures = 0;

@@ -11,6 +11,7 @@
 #include "experiment/experiment.h"
 #include "lab/evaluation_schema.h"
 #include "race/config.h"
+#include "tap/plan_settings.h"
 #include "task/task.h"
 #include "train/train_schema.h"
 #include "triage/plan.h"
@@ -37,6 +38,9 @@ void register_once() {
   registry.add("phases", phases_schema(), {.doc = "in which phases the faults act"});
   registry.add("faults", Schema::list(rule_schema(RuleUse::kInPlan)).check(check_names),
                {.default_value = Node::list(), .doc = "the rules, in the order in which they apply at a site"});
+  // Without a default: a recipe that does not name it is, to the hash, the recipe that it was.
+  registry.add("allow_partial", allow_partial_schema(),
+               {.doc = "sites that may stay silent or half-faulted; the report says so first"});
   register_task_section();
   register_evaluate_section();
   register_train_section();
@@ -50,7 +54,7 @@ void register_once() {
 Node checked(const Node& given, std::span<const std::string> overrides) {
   const Schema schema = recipe_schema();
   const Node recipe = validate(apply_overrides(given, overrides, &schema), schema);
-  (void)read_rules(recipe);
+  (void)read_plan_spec(recipe);
   return recipe;
 }
 
@@ -71,12 +75,6 @@ Node load_recipe(const std::filesystem::path& path, std::span<const std::string>
 }
 Node parse_recipe(std::string_view text, std::span<const std::string> overrides) {
   return checked(parse_yaml(text, "recipe"), overrides);
-}
-
-std::vector<Rule> read_rules(const Node& recipe) {
-  std::vector<Rule> rules;
-  for (const Node& rule : recipe.at("faults").items()) rules.push_back(read_rule(rule));
-  return rules;
 }
 
 }  // namespace faultline

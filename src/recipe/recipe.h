@@ -1,7 +1,7 @@
 // A recipe: the whole file that says what is to be done. Each module owns a section of it and registers that section's
-// schema; this one registers the sections that belong to nobody else (model, seed, phases, faults). Registration is an
-// explicit call, never a global constructor: the order of constructors across files is unspecified, and a section that
-// a linker left out would be a section that nothing reads.
+// schema; this one registers the sections that belong to nobody else (model, seed, phases, faults, allow_partial).
+// Registration is an explicit call, never a global constructor: the order of constructors across files is unspecified,
+// and a section that a linker left out would be a section that nothing reads.
 #pragma once
 
 #include <filesystem>
@@ -23,7 +23,5 @@ Schema recipe_schema();  // of all sections registered so far, these included
 Node load_recipe(const std::filesystem::path& path, std::span<const std::string> overrides);
 
 Node parse_recipe(std::string_view text, std::span<const std::string> overrides);  // the same from a text
-
-std::vector<Rule> read_rules(const Node& recipe);  // validated; in the order of the plan
 
 }  // namespace faultline

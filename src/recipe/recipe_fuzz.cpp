@@ -15,6 +15,7 @@
 #include "experiment/experiment.h"
 #include "recipe/convert.h"
 #include "recipe/recipe.h"
+#include "tap/plan_settings.h"
 #include "triage/plan.h"
 
 namespace faultline {
@@ -53,8 +54,7 @@ void check_arms(const Node& recipe) {
 
 void check_recipe(const Node& given) {
   const Node recipe = validate(given, schema());
-  const std::vector<Rule> rules = read_rules(recipe);
-  require(rules.size() == recipe.at("faults").items().size());
+  require(read_plan_spec(recipe).rules.size() == recipe.at("faults").items().size());
   require(validate(recipe, schema()) == recipe);
   const std::string text = to_yaml(recipe);
   if (text.size() <= kMaxConfigBytes) require(validate(parse_yaml(text, "again"), schema()) == recipe);

@@ -36,16 +36,35 @@ std::vector<int64_t> all_end_tokens(const CausalLm& model, const Tokenizer& toke
   return all;
 }
 
+namespace {
+
+std::vector<Request> requests_of(const Tokenizer& tokenizer, std::span<const Problem> problems,
+                                 const EvaluateOptions& options) {
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < problems.size(); ++i)
+    requests.push_back({prompt_tokens(tokenizer, problems[i]), options.max_new_tokens,
+                        options.seed * 0x9E3779B97F4A7C15u + i, options.sampling});
+  return requests;
+}
+
+}  // namespace
+
+void check_problems(const CausalLm& model, const Tokenizer& tokenizer, std::span<const Problem> problems,
+                    const EvaluateOptions& options) {
+  check_requests(requests_of(tokenizer, problems, options), model.config());
+}
+
+void check_text(std::span<const int64_t> tokens) {
+  if (tokens.size() < 2) throw UsageError("perplexity needs a text of at least two tokens");
+}
+
 std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, std::span<const Problem> problems,
                              const EvaluateOptions& options, const std::function<void(int64_t)>& advance) {
   GenerateOptions generation;
   generation.slots = options.slots;
   generation.fixed_batch = options.fixed_batch;
   generation.end_tokens = all_end_tokens(model, tokenizer);
-  std::vector<Request> requests;
-  for (std::size_t i = 0; i < problems.size(); ++i)
-    requests.push_back({prompt_tokens(tokenizer, problems[i]), options.max_new_tokens,
-                        options.seed * 0x9E3779B97F4A7C15u + i, options.sampling});
+  const std::vector<Request> requests = requests_of(tokenizer, problems, options);
   generation.on_finished = [&](std::size_t) {
     if (advance) advance(1);
   };
@@ -69,7 +88,7 @@ std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, 
 
 Perplexity perplexity(const CausalLm& model, std::span<const int64_t> tokens, int64_t window,
                       const std::function<void(int64_t)>& advance) {
-  if (tokens.size() < 2) throw UsageError("perplexity needs a text of at least two tokens");
+  check_text(tokens);
   const at::NoGradGuard no_gradients;
   Perplexity result;
   double sum = 0;

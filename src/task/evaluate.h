@@ -34,6 +34,11 @@ std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer, const Problem& pr
 std::string spoken_text(const Tokenizer& tokenizer, std::span<const int64_t> tokens);
 std::vector<int64_t> all_end_tokens(const CausalLm& model, const Tokenizer& tokenizer);
 
+// What evaluate and perplexity would refuse, before anything is run: a problem or a text that is too long or too short.
+void check_problems(const CausalLm& model, const Tokenizer& tokenizer, std::span<const Problem> problems,
+                    const EvaluateOptions& options);
+void check_text(std::span<const int64_t> tokens);
+
 std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, std::span<const Problem> problems,
                              const EvaluateOptions& options, const std::function<void(int64_t)>& advance = {});
 
