@@ -6,6 +6,7 @@ environment, in every process that the script starts with a plug-in of ours; at 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import runpy
@@ -49,6 +50,10 @@ def _prepare(options: argparse.Namespace) -> None:
         os.environ["FAULTLINE_EVIDENCE"] = str(pathlib.Path(options.evidence).resolve())
     if not options.module and not pathlib.Path(options.script).is_file():
         raise ValueError(f"{options.script}: there is no such script")
+    # Children arm the plan, too: inherited/sitecustomize.py.
+    package = pathlib.Path(__file__).resolve().parent
+    search = [str(package / "inherited"), str(package.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(search))
 
 
 def main(given: list[str]) -> int:
@@ -68,8 +73,25 @@ def main(given: list[str]) -> int:
     except (ImportError, ValueError) as error:
         print(f"faultline: {error}", file=sys.stderr)
         return EXIT_USAGE
-    status = _run(options) if options.launches is None else _run_with_launches(options, scopes=True)
+    with _judged_exit(lambda: _end(environment, evidence)):
+        status = _run(options) if options.launches is None else _run_with_launches(options, scopes=True)
     return _end(environment, evidence) or status
+
+
+@contextlib.contextmanager
+def _judged_exit(judge):
+    """os._exit ends a process past every handler. In the script's own process it is judged first."""
+    leave, process = os._exit, os.getpid()
+
+    def judged(status):
+        os._exit = leave
+        leave((os.getpid() == process and judge()) or status)
+
+    os._exit = judged
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -110,12 +132,14 @@ def _run_with_launches(options: argparse.Namespace, *, scopes: bool) -> int:
 
 
 def _end(environment, evidence) -> int:
+    from faultline.complaints import sentences
+
     own = environment.armed()
     # A rank of a distributed run speaks for itself: the others may still be running.
     is_rank = int(os.environ.get("WORLD_SIZE", "1")) > 1
     collection = evidence.merge([own.snapshot()] if is_rank else evidence.own_entries())
     if collection["complaints"]:
-        print("faultline: the evidence is missing: " + "; ".join(collection["complaints"]), file=sys.stderr)
+        print("faultline: the evidence is missing: " + sentences(collection["complaints"]), file=sys.stderr)
         return EXIT_EVIDENCE if own.on_missing == "raise" else 0
     for name, rule in collection["rules"].items():
         print(f"[fault {name}] {rule['calls']} calls in {rule['processes']} process{'es' if rule['processes'] != 1 else ''}, {rule['changed']} of {rule['elements']} elements changed", file=sys.stderr)

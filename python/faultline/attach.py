@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 
 import torch
@@ -123,6 +124,28 @@ def _named_modules(model: torch.nn.Module, *, remove_duplicate=True):
         yield ".".join(names), module
 
 
+_WEIGHT, _NO_WEIGHT = re.compile(r"weight|proj|kernel|^[wv]\d*$"), re.compile(r"scale|zero|shape|bias|inv|idx|perm")
+
+
+def _matrices(tensors, dimensions=2) -> list[torch.Tensor]:
+    return [tensor for name, tensor in tensors if tensor is not None and tensor.dim() == dimensions and _WEIGHT.search(name) and not _NO_WEIGHT.search(name)]
+
+
+def _products(module: torch.nn.Module, path: str) -> int:
+    """How many products with weights of its own a call of this module is, at least; by what it holds and not by its class: a
+    renamed class must not make a product unexpected. Look-up tables are known by their class, a tied head and norms by their place."""
+    name = path.rsplit(".", 1)[-1]
+    if path == "" or ("embed" in type(module).__name__.lower() and name != "lm_head") or _OPS.role(path) == "rmsnorm":
+        return 0
+    if of_parameters := len(_matrices(module.named_parameters(recurse=False))):
+        return of_parameters
+    # Quantised layers keep buffers, or hide their weight behind a handle; experts are one stacked weight.
+    is_linear = all(any(hasattr(module, name) for name in names) for names in (("in_features", "infeatures"), ("out_features", "outfeatures")))
+    is_packed = is_linear and not any(_matrices(child.named_parameters(recurse=False)) for child in module.modules())
+    is_stacked = "experts" in path and _matrices(module.named_parameters(recurse=False), 3)
+    return int(bool(_matrices(module.named_buffers(recurse=False)) or is_packed or is_stacked))
+
+
 class _Running(threading.local):
     """What runs on this thread: the places whose scopes are open, and the phases to go back to after forwards that have
     one of their own."""
@@ -136,17 +159,18 @@ class _Running(threading.local):
         push(place)
         self.places.append(place)
 
-    def leave(self, place):
+    def leave(self, place, *, failed=False):
         """Closes the scope and those inside it that were left without a hook. One that was entered in compiled code,
         where hooks do nothing, is not open."""
         while place in self.places:
-            C.faultline_pop_scope()
-            if self.places.pop() == place:
+            is_inside = self.places.pop() != place
+            (C.faultline_abandon_scope if failed or is_inside else C.faultline_pop_scope)()
+            if not is_inside:
                 return
 
     def leave_all(self):
         while self.places:
-            C.faultline_pop_scope()
+            C.faultline_abandon_scope()
             self.places.pop()
         if self.phases:
             _OPS.set_phase(self.phases[0])
@@ -160,15 +184,18 @@ class _ScopedForward:
 
     def __init__(self, module, place):
         self._module, self._own = module, vars(module).get("forward")
-        original, push, pop = module.forward, C.faultline_push_scope, C.faultline_pop_scope
+        original, push, pop, abandon = module.forward, C.faultline_push_scope, C.faultline_pop_scope, C.faultline_abandon_scope
 
         @functools.wraps(original)
         def forward(*arguments, **keywords):
             push(place)
             try:
-                return original(*arguments, **keywords)
-            finally:
-                pop()
+                result = original(*arguments, **keywords)
+            except BaseException:
+                abandon()
+                raise
+            pop()
+            return result
 
         module.forward = forward
 
@@ -177,6 +204,11 @@ class _ScopedForward:
             del self._module.forward
         else:
             self._module.forward = self._own
+
+
+def _has_failed(output) -> bool:
+    """Whether a hook that is always called is called because its module raised."""
+    return output is None and sys.exc_info()[0] is not None
 
 
 _running = _Running()
@@ -190,18 +222,20 @@ class Attachment:
     run without hooks, layers are then found by the weights an operator reads; of the model itself only the call as a
     whole is seen, which is what tells training from generation."""
 
-    def __init__(self, model: torch.nn.Module, *, phase: str | None = None, is_eager: bool = False):
+    def __init__(self, model: torch.nn.Module, *, phase: str | None = None, is_eager: bool = False, counts_forwards: bool = True):
         """phase: of every forward of this model; else the process's, or what the gradient mode says as it begins.
-        is_eager: nobody will compile it."""
+        is_eager: nobody will compile it. counts_forwards: False where the caller counts them, replays of graphs among them."""
+        self._counts_forwards = counts_forwards
         self._handles: list = []
         self._phase = phase
         self._is_eager = is_eager
-        self._compiled_call = None
+        self._compiled_calls: list[tuple[torch.nn.Module, object]] = []
         self._generate = None
         self.model = model
         self.paths = list(dict.fromkeys(path for path, _ in _named_modules(model)))
         self.layer_count = 1 + max((_OPS.layer(path) for path in self.paths), default=-1)
-        compiled = [path for path, module in _named_modules(model) if type(module).__name__ in ("AOTICompiledModel", "AOTInductorModel")]
+        ahead_of_time = ("AOTICompiledModel", "AOTInductorModel")
+        compiled = [path for path, module in _named_modules(model) if any(type(value).__name__ in ahead_of_time for value in (module, *vars(module).values()))]
         if compiled:
             raise ValueError(f"{compiled[0] or 'the model'} was compiled ahead of time (AOTInductor): none of its operators reach the dispatcher, so no fault could be applied")
         self._register_parameters()
@@ -212,13 +246,19 @@ class Attachment:
             else:
                 self._hook(module, path)
         if model._compiled_call_impl is not None:
-            self._watch_compiled_call()
+            self._watch_compiled_call(model, self._begin_forward, self._end_forward)
         self._watch_generation()
 
     def _register_parameters(self):
         for path, module in _named_modules(self.model, remove_duplicate=False):
             for parameter in module.parameters(recurse=False):
                 _OPS.register_parameter(parameter, path)
+        compiled = [path for path, module in _named_modules(self.model) if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None]
+        for path, module in _named_modules(self.model):
+            if path != "":
+                is_compiled = any(around in ("", path) or path.startswith(around + ".") for around in compiled)
+                is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+                _OPS.know_module(_OPS.place(path), _products(module, path), is_compiled, is_trained)
 
     def _hook(self, module, path):
         place = _OPS.place(path)
@@ -233,12 +273,14 @@ class Attachment:
             if not torch.compiler.is_compiling():
                 _running.enter(place)
 
-        def after(_module, _arguments, _output):
+        def after(_module, _arguments, output):
             if not torch.compiler.is_compiling():
-                _running.leave(place)
+                _running.leave(place, failed=_has_failed(output))
 
         self._handles.append(_register_first(module._forward_pre_hooks, module.register_forward_pre_hook, before))
         self._handles.append(module.register_forward_hook(after, always_call=True))
+        if module._compiled_call_impl is not None:  # compiled in place: its own hooks are in that code, and do nothing
+            self._watch_compiled_call(module, lambda *_: _running.enter(place), lambda **how: _running.leave(place, **how))
 
     def _watch_routing(self, module, path):
         """Tells which experts run. One module for all of them is called with the router's choice; where each expert is a
@@ -271,9 +313,9 @@ class Attachment:
             if not torch.compiler.is_compiling():
                 self._begin_forward(arguments, keywords)
 
-        def after(_module, _arguments, _output):
+        def after(_module, _arguments, output):
             if not torch.compiler.is_compiling():
-                self._end_forward()
+                self._end_forward(failed=_has_failed(output))
 
         self._handles.append(_register_first(module._forward_pre_hooks, module.register_forward_pre_hook, before, with_kwargs=True))
         self._handles.append(module.register_forward_hook(after, always_call=True))
@@ -285,26 +327,35 @@ class Attachment:
         if _ROOT in _running.places:  # inside a wrapper's forward, which is the one that counts
             _running.enter(_ROOT)
             return
+        if not self._counts_forwards:
+            _running.enter(_ROOT)
+            return
         kind = _kind_of_forward(arguments, keywords)
         phase = _PHASES["rollout"] if _running.generations else _PHASES["actor_forward"] if self.model.training else _UNKNOWN
         _running.enter(_ROOT, lambda place: C.faultline_begin_forward(place, _KINDS[kind], phase))
 
-    def _end_forward(self):
-        _running.leave(_ROOT)
+    def _end_forward(self, *, failed=False):
+        _running.leave(_ROOT, failed=failed)
         if self._phase is not None and _running.phases:
             _OPS.set_phase(_running.phases.pop())
 
-    def _watch_compiled_call(self):
-        self._compiled_call = compiled_call = self.model._compiled_call_impl
+    def _watch_compiled_call(self, module, begin, end):
+        compiled_call = module._compiled_call_impl
+        self._compiled_calls.append((module, compiled_call))
 
         def call(*arguments, **keywords):
-            self._begin_forward(arguments, keywords)
-            try:
+            if torch.compiler.is_compiling():  # as a part of something larger
                 return compiled_call(*arguments, **keywords)
-            finally:
-                self._end_forward()
+            begin(arguments, keywords)
+            try:
+                result = compiled_call(*arguments, **keywords)
+            except BaseException:
+                end(failed=True)
+                raise
+            end()
+            return result
 
-        self.model._compiled_call_impl = call
+        module._compiled_call_impl = call
 
     def _watch_generation(self):
         """What the model runs inside generate() is a rollout, whatever mode it is in."""
@@ -338,9 +389,9 @@ class Attachment:
     def detach(self):
         while self._handles:
             self._handles.pop().remove()
-        if self._compiled_call is not None:
-            self.model._compiled_call_impl = self._compiled_call
-            self._compiled_call = None
+        while self._compiled_calls:
+            module, compiled_call = self._compiled_calls.pop()
+            module._compiled_call_impl = compiled_call
         model = _innermost(self.model)[0]
         if self._generate is not None and vars(model).get("generate") is self._generate:
             del model.generate

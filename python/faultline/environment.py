@@ -9,11 +9,13 @@ ray_workers).
     FAULTLINE_LEDGER       report to file.PID at exit
 
 A process that imports faultline by itself is held to its plan: missing evidence ends it with status 3. A process of an engine
-may have nothing to compute (a scheduler, a driver): it is held to it from the moment it has generated or trained."""
+may have nothing to compute (a scheduler, a driver): it is held to it from the moment it has generated or trained. A forked
+child arms the plan for itself, with a ledger of its own, and is held to it likewise."""
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import multiprocessing.util
 import os
@@ -26,7 +28,8 @@ import time
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from faultline import evidence
+from faultline import evidence, noise
+from faultline.complaints import complaint, sentences
 from faultline.plan import EvidenceError, Plan, _check_on_missing
 
 EXIT_EVIDENCE = 3
@@ -45,14 +48,27 @@ class Armed:
         if not steps.isdigit() or int(steps) < 1:
             raise ValueError(f"FAULTLINE_TOTAL_STEPS is a number of steps, at least 1; got {steps!r}")
         _check_plugin_list()
-        self.plan = Plan(recipe, total_steps=int(steps)).arm()
-        self.process, self.role = os.getpid(), "script"
+        self._recipe, self._steps = recipe, int(steps)
+        self._digest = hashlib.sha256(recipe.encode() if _is_text(recipe) else pathlib.Path(recipe).read_bytes()).hexdigest()
+        self._begin("script")
+        self._optimizer_steps = register_optimizer_step_post_hook(lambda *_: self.note_work("actor_forward"))
+
+    def _begin(self, role: str) -> None:
+        self.plan = Plan(self._recipe, total_steps=self._steps).arm()
+        self.process, self.role = os.getpid(), role
         self.work: dict[str, int] = {}  # pieces of work by phase: generations, optimizer steps
-        # What else was done here: noise on norms, where the recipe asks for it.
-        self.notes: dict[str, dict] = {"aqn": dict(evidence.NO_NOISE)} if torch.ops.faultline.has_aqn(recipe, []) else {}
+        # What else was done here: noise on norms, where the recipe asks for it; which of an engine's workers this is.
+        self.notes: dict[str, dict] = {"aqn": dict(noise.NO_NOISE)} if torch.ops.faultline.has_aqn(self._recipe, []) else {}
         self.before_snapshot: list = []  # functions that bring the notes up to date
         self._written = 0.0
-        self._optimizer_steps = register_optimizer_step_post_hook(lambda *_: self.note_work("actor_forward"))
+
+    def begin_in_child(self) -> None:
+        """After a fork: this process has wrapped kernels and hooks, and neither a plan nor evidence of its own."""
+        self._begin("child")
+
+    def judge_at_exit(self) -> None:
+        # multiprocessing ends its children without atexit, and forgets finalizers in a forked one.
+        multiprocessing.util.Finalize(None, self.judge, exitpriority=-100)
 
     # --- during the run -----------------------------------------------------------------------------------------------
     def note_work(self, phase: str) -> None:
@@ -68,28 +84,29 @@ class Armed:
 
     def _require_rows(self, phase: str) -> None:
         report = self.plan.read()
-        complaints = evidence.complaints_about_noise(self.notes, self.work)
+        complaints = noise.complaints(self.notes, self.work, at_end=False)
         if evidence.is_empty(report):
             names = ", ".join(f"'{rule['name']}'" for rule in report["rules"])
-            complaints.append(f"this process has computed ({phase}) and none of the plan's rules ({names}) met a single call; do its operators have other names here? faultline.census(run) lists them")
+            complaints.append(complaint("idle", f"this process has computed ({phase}) and none of the plan's rules ({names}) met a single call; do its operators have other names here? faultline.census(run) lists them"))
+        self.require(complaints, report)
+
+    def require(self, complaints: list[dict], report: dict | None = None) -> None:
+        """Complaints that need not wait for the end of the process."""
         if complaints and self.on_missing == "raise":
             raise EvidenceError(complaints, report)
-        for complaint in complaints:
-            print(f"faultline: {complaint}", file=sys.stderr)
+        for one in complaints:
+            print(f"faultline: {one['sentence']}", file=sys.stderr)
 
-    def _complaints(self, report: dict) -> list[str]:
-        about_noise = evidence.complaints_about_noise(self.notes, self.work)
+    def _complaints(self, report: dict) -> list[dict]:
         if self.role == "script":
-            return report["complaints"] + about_noise
-        if (self.work or report["forwards"]) and evidence.is_empty(report):
-            return ["this process has computed and no rule of the plan met a single call", *about_noise]
-        return evidence.complaints_of_what_fired(report) + about_noise
+            return report["complaints"] + noise.complaints(self.notes, self.work, alone=not report["rules"])
+        return evidence.complaints_of_process(report, role=self.role, work=self.work, notes=self.notes)
 
     # --- evidence -----------------------------------------------------------------------------------------------------
     def snapshot(self, *, ended=False) -> dict:
         for refresh in self.before_snapshot:
             refresh()
-        return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), notes=self.notes, ended=ended)
+        return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), notes=self.notes, ended=ended, recipe=self._digest)
 
     def write(self, *, ended: bool) -> None:
         self._written = time.monotonic()
@@ -117,13 +134,18 @@ class Armed:
             for line in report["log"]:
                 print(line, file=sys.stderr)
         if complaints:
-            print("faultline: the evidence is missing: " + "; ".join(complaints), file=sys.stderr)
+            print("faultline: the evidence is missing: " + sentences(complaints), file=sys.stderr)
             if self.on_missing == "raise":
                 sys.stdout.flush()
                 sys.stderr.flush()
                 for clean in _cleaning:
                     clean()
                 os._exit(EXIT_EVIDENCE)  # an exception in an exit handler would only be printed
+
+
+def _is_text(recipe: str) -> bool:
+    """The recipe itself, and not a file's name."""
+    return "\n" in recipe or "{" in recipe
 
 
 def _check_plugin_list() -> None:
@@ -156,17 +178,29 @@ def arm_from_environment() -> Plan | None:
         return _armed.plan
     if not recipe:
         return None
-    if "\n" not in recipe and "{" not in recipe and not pathlib.Path(recipe).is_file():
+    if not _is_text(recipe) and not pathlib.Path(recipe).is_file():
         raise ValueError(f"FAULTLINE_RECIPE={recipe}: there is no such file here ({pathlib.Path.cwd()}); give an absolute path, readable in every process")
+    evidence.run_id()  # before any child inherits the environment
     _armed = Armed(recipe)
     _shared_folder()
     atexit.register(_armed.judge)  # before the folder goes: handlers run from the last to the first
-    # multiprocessing ends its children without atexit.
-    multiprocessing.util.Finalize(None, _armed.judge, exitpriority=-100)
+    _armed.judge_at_exit()
+    multiprocessing.util.register_after_fork(_armed, Armed.judge_at_exit)
+    os.register_at_fork(after_in_child=_begin_in_child)
     from faultline import phases
 
     phases.watch(_armed)
     return _armed.plan
+
+
+def _begin_in_child() -> None:
+    if _armed is not None:
+        _armed.begin_in_child()
+
+
+def rearms() -> bool:
+    """Whether a forked child arms the plan for itself."""
+    return _armed is not None
 
 
 def armed() -> Armed | None:

@@ -1,6 +1,7 @@
 """Evidence from every process that computed: each writes its own file, and whoever started them gathers the files.
 
     FAULTLINE_EVIDENCE=folder        one file a process, process-HOST-PID.json, replaced whole each time it is written
+    FAULTLINE_RUN                    set by the first process of a run, inherited by the others: which files are of this run
     faultline.collect()              all of them, this process's included, with totals for each rule
 
 Files and not messages, because the processes belong to somebody else: an engine core or a Ray worker may be killed at any
@@ -9,6 +10,7 @@ moment, and what it had written until then is still evidence. A file says whethe
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -16,20 +18,28 @@ import socket
 import sys
 import tempfile
 import time
+import uuid
 
 import torch
 
-_FORMAT = 1
+from faultline import noise
+from faultline.complaints import complaint, sentences
+
+_FORMAT = 2  # complaints are objects
 _COUNTS = ("calls", "elements", "changed")
-NO_NOISE = {"asked": 0, "norms": 0, "applications": 0}  # notes.aqn of a process whose recipe asks for noise on norms
 
 
 class CollectionError(RuntimeError):
     """No process, or not the expected one, has evidence. `collection` holds what there is."""
 
     def __init__(self, complaints, collection):
-        super().__init__("the evidence is missing: " + "; ".join(complaints))
+        super().__init__("the evidence is missing: " + sentences(complaints))
         self.complaints, self.collection = complaints, collection
+
+
+def run_id() -> str:
+    """One word for all processes of a run: children inherit it, and files of an earlier run in the same folder do not have it."""
+    return os.environ.setdefault("FAULTLINE_RUN", uuid.uuid4().hex)
 
 
 def folder() -> pathlib.Path | None:
@@ -38,9 +48,10 @@ def folder() -> pathlib.Path | None:
     return pathlib.Path(wish) if wish else None
 
 
-def snapshot(report: dict, *, role: str, work: dict[str, int], ended: bool, notes: dict[str, dict] | None = None) -> dict:
-    return {"format": _FORMAT, "host": socket.gethostname(), "pid": os.getpid(), "role": role, "command": sys.argv[:1], "torch": str(torch.__version__),
-            "time": time.time(), "ended": ended, "work": work, "notes": notes or {}, "report": report}
+def snapshot(report: dict, *, role: str, work: dict[str, int], ended: bool, notes: dict[str, dict] | None = None, recipe: str = "") -> dict:
+    """recipe: its digest, where the process read it by itself."""
+    return {"format": _FORMAT, "run": run_id(), "host": socket.gethostname(), "pid": os.getpid(), "role": role, "command": sys.argv[:1], "torch": str(torch.__version__),
+            "time": time.time(), "ended": ended, "recipe": recipe, "work": work, "notes": notes or {}, "report": report}
 
 
 def write(into: pathlib.Path, entry: dict) -> pathlib.Path:
@@ -72,42 +83,38 @@ def read(source: pathlib.Path) -> list[dict]:
 
 
 def is_empty(report: dict) -> bool:
-    """No rule met a call, not even one that it had a reason to pass over."""
-    return not report["rows"] and not any(rule["unreached"] for rule in report["rules"])
+    """No rule met a call, not even one that it had a reason to pass over. A plan without rules (aqn alone) is proven by its noise."""
+    return bool(report["rules"]) and not report["rows"] and not any(rule["unreached"] for rule in report["rules"])
 
 
-def complaints_of_what_fired(report: dict) -> list[str]:
-    """A rule may belong to the phase of another process (rollout here, training there): that it never fired in this one is
-    no complaint; that it fired nowhere is one of the whole."""
-    silent = tuple(f"rule '{rule['name']}' never fired" for rule in report["rules"] if not rule["calls"])
-    return [text for text in report["complaints"] if not text.startswith(silent)] if silent else report["complaints"]
+def complaints_of_process(report: dict, *, role: str, work: dict[str, int], notes: dict) -> list[dict]:
+    """Of a process that need not have computed. A rule may belong to the phase of another process (rollout here, training there):
+    that it never fired in this one is no complaint; that it fired nowhere is one of the whole."""
+    found = noise.complaints(notes, work)
+    if role == "vllm" and "worker" not in notes and any(rule["calls"] for rule in report["rules"]):
+        found.append(complaint("unpredicted", "a vLLM that faultline does not know has computed here: its worker was not followed, so warm-up was counted and forwards were not"))
+    if (work or report["forwards"]) and is_empty(report):
+        return [complaint("idle", "it has computed, and no rule of the plan met a single call there"), *found]
+    return [one for one in report["complaints"] if one["code"] != "never_fired"] + found
 
 
-def complaints_about_noise(notes: dict, work: dict[str, int]) -> list[str]:
-    """The section aqn is a promise about what generates: its norms have been given noise, and carry it."""
-    aqn = notes.get("aqn")
-    if aqn is None or not work.get("rollout"):
-        return []
-    if not aqn["applications"]:
-        return ["this process has generated, and the noise that the recipe's section aqn asks for was put on no norm here; among other people's engines vLLM's sampler gets it"]
-    if aqn["norms"] != aqn["asked"]:
-        return [f"noise was put on {aqn['asked']} norm weights and {aqn['norms']} carry it: something wrote them past load_weights"]
-    return []
-
-
-def _noise_of_all(entries: list[dict]) -> dict | None:
-    """The counts of the section aqn over the processes, as those of a rule; nothing where no recipe has the section."""
-    noises = [entry["notes"]["aqn"] for entry in entries if "aqn" in entry["notes"]]
-    if not noises:
-        return None
-    return {**{column: sum(noise[column] for noise in noises) for column in NO_NOISE}, "processes": sum(noise["applications"] > 0 for noise in noises)}
+def _complaints_about_workers(entries: list[dict]) -> list[dict]:
+    """An engine of several workers computes in all of them: one that left no evidence may have computed without the plan."""
+    engines: dict[str, dict[int, int]] = {}
+    for entry in entries:
+        if (worker := entry["notes"].get("worker")) is not None:
+            engines.setdefault(worker["engine"], {})[worker["rank"]] = worker["world"]
+    return [complaint("other_process", f"{max(ranks.values()) - len(ranks)} of {max(ranks.values())} workers of a vLLM engine have left no evidence: they may have computed without the plan")
+            for ranks in engines.values() if len(ranks) < max(ranks.values())]
 
 
 def merge(entries: list[dict]) -> dict:
     """-> {processes, rules, aqn, complaints}: totals of every rule over the processes, and of the noise on norms. A process
     complains for itself; over all of them a rule must have fired somewhere."""
     rules: dict[str, dict] = {}
-    complaints: list[str] = []
+    complaints: list[dict] = _complaints_about_workers(entries)
+    if len({entry["recipe"] for entry in entries if entry["recipe"]}) > 1:
+        complaints.append(complaint("other_process", "processes of this run have armed different recipes: the file changed while they started"))
     for entry in entries:
         who = f"process {entry['pid']} on {entry['host']}"
         for rule in entry["report"]["rules"]:
@@ -115,15 +122,13 @@ def merge(entries: list[dict]) -> dict:
             for column in _COUNTS:
                 total[column] += int(rule[column])
             total["processes"] += rule["calls"] > 0
-        if entry["work"] and is_empty(entry["report"]):
-            complaints.append(f"{who} has computed, and no rule of the plan met a single call there")
-        complaints += [f"{who}: {text}" for text in complaints_of_what_fired(entry["report"]) + complaints_about_noise(entry["notes"], entry["work"])]
-    complaints += [f"rule '{name}' never fired in any process" for name, total in rules.items() if total["calls"] == 0]
-    if not rules:
-        complaints.append("no process has written evidence; was the plan armed (FAULTLINE_RECIPE) in the processes that compute?")
-    aqn = _noise_of_all(entries)
+        complaints += [{**one, "sentence": f"{who}: {one['sentence']}"} for one in complaints_of_process(entry["report"], role=entry["role"], work=entry["work"], notes=entry["notes"])]
+    complaints += [complaint("never_fired", f"rule '{name}' never fired in any process", rule=name) for name, total in rules.items() if total["calls"] == 0]
+    if not rules and noise.of_all(entries) is None:
+        complaints.append(complaint("no_evidence", "no process has written evidence; was the plan armed (FAULTLINE_RECIPE) in the processes that compute?"))
+    aqn = noise.of_all(entries)
     if aqn is not None and not aqn["processes"]:
-        complaints.append("the section aqn put noise on no norm in any process")
+        complaints.append(complaint("noise_missing", "the section aqn put noise on no norm in any process"))
     return {"processes": entries, "rules": rules, "aqn": aqn, "complaints": complaints}
 
 
@@ -142,7 +147,7 @@ def collect(source=None, *, on_missing: str = "raise") -> dict:
             raise CollectionError(collection["complaints"], collection)
         import warnings
 
-        warnings.warn("faultline: " + "; ".join(collection["complaints"]), stacklevel=2)
+        warnings.warn("faultline: " + sentences(collection["complaints"]), stacklevel=2)
     return collection
 
 
@@ -152,7 +157,10 @@ def _entries(source) -> list[dict]:
     if isinstance(source, (str, os.PathLike)):
         if not pathlib.Path(source).is_dir():
             raise ValueError(f"{source}: no such folder; processes write their evidence where FAULTLINE_EVIDENCE says")
-        return read(pathlib.Path(source))
+        entries = read(pathlib.Path(source))
+        if len(runs := {entry["run"] for entry in entries}) > 1:
+            raise ValueError(f"{source} holds the evidence of {len(runs)} runs, which prove nothing for each other; give each run a folder of its own")
+        return entries
     if hasattr(source, "collective_rpc"):
         return [entry for entry in _ask_vllm(source) if entry]
     if isinstance(source, (list, tuple)):
@@ -166,7 +174,7 @@ def _ask_vllm(engine) -> list[dict | None]:
     try:
         return engine.collective_rpc("faultline_evidence")
     except Exception as error:  # of which class depends on where vLLM's workers live
-        if "faultline_evidence" not in str(error):
+        if any(entry.name == "faultline" for entry in importlib.metadata.entry_points(group="vllm.general_plugins")):
             raise
         raise RuntimeError("vLLM's workers do not know faultline: vLLM found no plug-in of that name, and has computed without the plan; "
                            "install it with pip in this environment, PYTHONPATH alone announces no plug-in") from error
@@ -175,7 +183,7 @@ def _ask_vllm(engine) -> list[dict | None]:
 def own_entries() -> list[dict]:
     from faultline import environment
 
-    entries = read(place) if (place := folder()) is not None else []
+    entries = [entry for entry in read(place) if entry["run"] == run_id()] if (place := folder()) is not None else []
     if (own := environment.snapshot_now()) is not None:
         me = (own["host"], own["pid"])
         entries = [entry for entry in entries if (entry["host"], entry["pid"]) != me] + [own]

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
-import importlib.util
-import sys
 
 import torch
 
+from faultline.after_import import after_import
 from faultline.attach import Attachment, _attached
 from faultline.plan import phase
 from faultline.trainer import follow
@@ -27,11 +25,11 @@ def watch(armed) -> None:
     after_import("transformers.trainer", lambda module: _wrap_train(module.Trainer, armed))
 
 
-def know(model: torch.nn.Module, *, is_eager: bool = False) -> Attachment | None:
-    """Names the modules of `model` to the library, once. is_eager: nobody will compile it. -> its attachment where it is new"""
+def know(model: torch.nn.Module, **options) -> Attachment | None:
+    """Names the modules of `model` to the library, once; options: as Attachment has them. -> its attachment where it is new"""
     if id(model) in _known or any(model is other.model for other in _attached):
         return None
-    attachment = Attachment(model, is_eager=is_eager)
+    attachment = Attachment(model, **options)
     is_first = not _known
     try:
         attachment.add_boundaries()
@@ -41,36 +39,6 @@ def know(model: torch.nn.Module, *, is_eager: bool = False) -> Attachment | None
             raise
     _known.update((id(module), attachment) for module in model.modules())
     return attachment
-
-
-def after_import(name: str, act) -> None:
-    if name in sys.modules:
-        act(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, act))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Lets a module be imported as always and then acts on it, once."""
-
-    def __init__(self, name, act):
-        self._name, self._act = name, act
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            self._act(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
 
 
 def _is_on(armed) -> bool:

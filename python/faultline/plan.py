@@ -12,23 +12,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import warnings
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import faultline._library  # noqa: F401  loads the operators
+from faultline import compiled
 from faultline.attach import Attachment
+from faultline.complaints import complaint, sentences
+from faultline.steps import CALL, Steps
 
 _OPS = torch.ops.faultline
 
 
 class EvidenceError(RuntimeError):
-    """The fault behind a number is not proven. `complaints` says why, `report` holds the ledger."""
+    """The fault behind a number is not proven. `complaints` says why (code, rule, place, sentence), `report` holds the ledger."""
 
     def __init__(self, complaints, report):
-        super().__init__("the evidence is missing: " + "; ".join(complaints))
+        super().__init__("the evidence is missing: " + sentences(complaints))
         self.complaints = complaints
         self.report = report
 
@@ -36,13 +38,6 @@ class EvidenceError(RuntimeError):
 def _check_on_missing(name, value):
     if value not in ("raise", "warn"):
         raise ValueError(f"{name} is raise or warn; got {value!r}")
-
-
-def _hidden_by_compilation() -> str | None:
-    config = sys.modules.get("torch._inductor.config")
-    if config is not None and getattr(config, "cpp_wrapper", False):
-        return "torch._inductor.config.cpp_wrapper is on: compiled code then calls kernels without the dispatcher and no fault could be applied; switch it off"
-    return None
 
 
 class Plan:
@@ -55,13 +50,15 @@ class Plan:
         self._optimizer_hook = None
         self._is_armed = False
         self._process = os.getpid()
+        self.steps = Steps(total_steps)
+        self.followers: list = []  # functions that get each step, as noise on norms does
         self.report: dict | None = None
 
     # --- arming -----------------------------------------------------------------------------------------------------
     def arm(self):
         if self._is_armed:
             raise ValueError("this plan is armed already; disarm it first")
-        if hidden := _hidden_by_compilation():
+        if hidden := compiled.hides_everything():
             raise ValueError(hidden)
         attachment = Attachment(self._model) if self._model is not None else None
         try:
@@ -74,15 +71,21 @@ class Plan:
                 attachment.detach()
             raise
         self._is_armed, self._process = True, os.getpid()
+        compiled.keep_products()
         self._attachment = attachment
-        self._optimizer_hook = register_optimizer_step_post_hook(lambda *_: _OPS.weights_changed())
+        self._optimizer_hook = register_optimizer_step_post_hook(lambda *_: self._weights_learnt())
         return self
+
+    def _weights_learnt(self):
+        self.steps.optimizer_steps += 1
+        _OPS.weights_changed()
 
     def disarm(self):
         """Back to the process as it was: no rule acts, hooks are gone. Wrapped kernels pass calls through."""
         if not self._is_armed:  # another plan may be
             return
         self._is_armed = False
+        compiled.release_products()
         _OPS.plan_disarm()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
@@ -99,15 +102,20 @@ class Plan:
     def __exit__(self, kind, *_):
         try:
             self.read(counts=self._has_census)
+            if os.getpid() == self._process and not (self._is_armed and _OPS.plan_is_armed()):
+                self.report["complaints"].append(complaint("unproven", "the plan was disarmed before its block ended: what ran from then on ran without it"))
         finally:
             self.disarm()
         if kind is None:
             self.require_evidence()
 
     # --- running ----------------------------------------------------------------------------------------------------
-    def begin_step(self, step: int):
+    def begin_step(self, step: int, *, told_by: str = CALL):
         """Strengths follow their schedules; call numbers start again, so that a resumed run draws the same numbers."""
         _OPS.begin_step(step)
+        self.steps.saw(step, told_by)
+        for follow in self.followers:
+            follow(step)
 
     _has_census = False
 
@@ -134,27 +142,29 @@ class Plan:
         finally:
             _OPS.plan_arm()
         if first != second:
-            raise EvidenceError(["A/A: two runs without faults differ; the comparison would measure chance"], self.report)
+            raise EvidenceError([complaint("repeats", "A/A: two runs without faults differ; the comparison would measure chance")], self.report)
         if _digests(run()) == first:
-            raise EvidenceError(["canary: the armed plan does not change one bit of the result"], self.report)
+            raise EvidenceError([complaint("canary", "canary: the armed plan does not change one bit of the result")], self.report)
 
     # --- evidence ---------------------------------------------------------------------------------------------------
     def read(self, *, counts=False) -> dict:
         self.report = json.loads(_OPS.plan_report(counts))
-        if hidden := _hidden_by_compilation():
-            self.report["complaints"].append(hidden)
+        self.report["steps"] = self.steps.record()
+        self.report["complaints"] += self.steps.complaints(self.report["rules"])
+        if hidden := compiled.hides_everything():
+            self.report["complaints"].append(complaint("hidden", hidden))
         if os.getpid() != self._process:
-            self.report["complaints"].append("this process was forked from the one that armed the plan and computed without faults; the ledger is its parent's")
+            self.report["complaints"].append(complaint("forked", "this process was forked from the one that armed the plan and computed without faults; the ledger is its parent's"))
         return self.report
 
     def require_evidence(self):
-        complaints = self.report["complaints"] if self.report else ["nothing was read"]
+        complaints = self.report["complaints"] if self.report else [complaint("no_evidence", "nothing was read")]
         if self._model is not None and self.report and self.report["rows"] and not self.report["forwards"]:
             warnings.warn("faultline: no forward of the model was seen, so phases are told from the gradient mode alone; if the model was compiled, give plan() what torch.compile returned", stacklevel=3)
         if not complaints:
             return
         if self._on_missing == "warn":
-            warnings.warn("faultline: " + "; ".join(complaints), stacklevel=3)
+            warnings.warn("faultline: " + sentences(complaints), stacklevel=3)
             return
         raise EvidenceError(complaints, self.report)
 
@@ -202,7 +212,9 @@ def _digests(result):
 
 
 def _warn_in_child():
-    if _OPS.plan_was_lost():
+    from faultline import environment
+
+    if _OPS.plan_was_lost() and not environment.rearms():
         warnings.warn("faultline: a plan was armed before this process was forked; the child computes without faults until it arms its own", stacklevel=2)
 
 

@@ -17,7 +17,7 @@ import torch
 from faultline import environment
 
 _HOOK = "faultline.ray_workers.arm_worker"
-_PASSED_ON = ("FAULTLINE_EVIDENCE", "FAULTLINE_ON_MISSING", "FAULTLINE_TOTAL_STEPS", "FAULTLINE_LIBRARY")
+_PASSED_ON = ("FAULTLINE_EVIDENCE", "FAULTLINE_RUN", "FAULTLINE_ON_MISSING", "FAULTLINE_TOTAL_STEPS", "FAULTLINE_LIBRARY")
 
 
 def runtime_env(recipe: str | os.PathLike[str], *, base: dict | None = None) -> dict:

@@ -20,6 +20,7 @@ import torch
 from faultline import evidence
 from faultline.attach import Attachment
 from faultline.plan import Plan, phase
+from faultline.steps import TRAINER
 
 _OPS = torch.ops.faultline
 
@@ -101,6 +102,8 @@ def _inside(owner, method: str, name: str):
 @contextlib.contextmanager
 def _logs_of(trainer, plan: Plan):
     """The ledger in what the trainer logs, and the evidence as a file when it has ended, well or not."""
+    from faultline import environment
+
     original = trainer.log
 
     def log(logs, *arguments, **keywords):
@@ -110,8 +113,12 @@ def _logs_of(trainer, plan: Plan):
         try:
             yield
         finally:
-            work = {"actor_forward": int(trainer.state.global_step)}
-            evidence.write(pathlib.Path(trainer.args.output_dir) / "faultline", evidence.snapshot(plan.read(), role="trainer", work=work, ended=True))
+            own = environment.armed()
+            is_own = own is not None and own.plan is plan  # then an engine in this process may have sampled, under noise
+            whole = own.snapshot() if is_own else {"work": {}, "notes": {}}
+            work = {**whole["work"], "actor_forward": int(trainer.state.global_step)}
+            entry = evidence.snapshot(plan.read(), role="trainer", work=work, notes=whole["notes"], ended=True)
+            evidence.write(pathlib.Path(trainer.args.output_dir) / "faultline", entry)
 
 
 @contextlib.contextmanager
@@ -120,7 +127,7 @@ def _steps_of(trainer, plan: Plan):
 
     class Steps(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):
-            plan.begin_step(state.global_step)
+            plan.begin_step(state.global_step, told_by=TRAINER)
 
     steps = Steps()
     trainer.add_callback(steps)

@@ -11,13 +11,12 @@ import os
 
 import torch
 
-from faultline import environment, phases, vllm_coverage
+from faultline import environment, phases, vllm_coverage, vllm_residuals, vllm_serving, vllm_updates
+from faultline.after_import import after_import
 from faultline.attach import _named_modules
-from faultline.plan import phase
 from faultline.vllm_norms import NormNoise
 
 _OPS = torch.ops.faultline
-_noises: dict[int, NormNoise] = {}
 
 
 def register() -> None:
@@ -32,14 +31,14 @@ def register() -> None:
     # Importing the package may have armed the plan before vLLM's operators existed: look for them once more.
     _OPS.plan_disarm()
     _OPS.plan_arm()
-    phases.after_import("vllm.v1.worker.gpu_worker", lambda module: _wrap_worker(module.Worker, own))
+    after_import("vllm.v1.worker.gpu_worker", lambda module: _wrap_worker(module.Worker, own))
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------
 def _wrap_worker(worker_class, own: environment.Armed) -> None:
     """Platforms derive their own workers; what they override is wrapped on the worker itself, once it has its model."""
     worker_class.faultline_evidence = lambda self: own.snapshot()
-    worker_class.faultline_begin_step = lambda self, step: _begin_step(self, own, step)
+    worker_class.faultline_begin_step = lambda self, step: own.plan.begin_step(step)
     worker_class.faultline_coverage_begin = lambda self: vllm_coverage.begin(self)
     worker_class.faultline_coverage_end = lambda self: vllm_coverage.end(self)
     load = worker_class.load_model
@@ -47,75 +46,23 @@ def _wrap_worker(worker_class, own: environment.Armed) -> None:
     @functools.wraps(load)
     def load_model(self, *arguments, **keywords):
         result = load(self, *arguments, **keywords)
-        _know(self.model_runner.get_model(), own, is_eager=self.model_config.enforce_eager)
-        self.execute_model = _as_rollout(self.execute_model, own)
-        self.determine_available_memory = _quietly(self.determine_available_memory)
-        self.compile_or_warm_up_model = _quietly(self.compile_or_warm_up_model)
+        model = self.model_runner.get_model()
+        noise = _know(model, own, is_eager=self.model_config.enforce_eager)
+        vllm_updates.watch(self, own, noise, functools.partial(_tell_weights, model))
+        vllm_serving.follow_worker(self, own)
         return result
 
     worker_class.load_model = load_model
 
 
-def _as_rollout(execute, own: environment.Armed):
-    @functools.wraps(execute)
-    def execute_model(scheduler_output, *arguments, **keywords):
-        with phase("rollout"):
-            result = execute(scheduler_output, *arguments, **keywords)
-        if scheduler_output.total_num_scheduled_tokens > 0:
-            own.note_work("rollout")
-        return result
-
-    return execute_model
-
-
-def _quietly(method):
-    """Warm-up and profiling runs are nobody's rollout: they are left clean and uncounted."""
-
-    @functools.wraps(method)
-    def call(*arguments, **keywords):
-        _OPS.plan_disarm()
-        try:
-            return method(*arguments, **keywords)
-        finally:
-            _OPS.plan_arm()
-
-    return call
-
-
-def _begin_step(worker, own: environment.Armed, step: int) -> None:
-    own.plan.begin_step(step)
-    if (noise := _noises.get(id(worker.model_runner.get_model()))) is not None:
-        noise.apply(step)
-
-
 # --- the model --------------------------------------------------------------------------------------------------------
-def _know(model: torch.nn.Module, own: environment.Armed, *, is_eager: bool) -> None:
-    phases.know(model, is_eager=is_eager)
-    _join_residuals(model)
+def _know(model: torch.nn.Module, own: environment.Armed, *, is_eager: bool) -> NormNoise | None:
+    """-> the noise on its norms, where the recipe asks for it"""
+    phases.know(model, is_eager=is_eager, counts_forwards=False)
+    vllm_residuals.join(model)
     _register_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
-    if _OPS.has_aqn(recipe, []):
-        noise = _noises[id(model)] = NormNoise(model, recipe, own)
-        noise.apply(0)
-    _watch_updates(model)
-
-
-def _join_residuals(model: torch.nn.Module) -> None:
-    """A decoder layer of vLLM returns what is to be added and what it is to be added to. Its output is their sum: where a rule
-    wants it, the sum is made before the rule acts, and nothing remains to be added."""
-    for path, module in _named_modules(model):
-        if _OPS.layer(path) < 0 or not path.rsplit(".", 1)[-1].isdigit():
-            continue
-        if _OPS.boundary_is_wanted(_OPS.place(path), "input"):
-            raise ValueError(f"{path}: vLLM hands a layer its input in two parts; name the output of the layer before (module: layer_output)")
-        if _OPS.boundary_is_wanted(_OPS.place(path), "output"):
-            module.register_forward_hook(_joined, prepend=True)  # before the hook that acts
-
-
-def _joined(_module, _arguments, output):
-    if isinstance(output, tuple) and len(output) == 2 and all(isinstance(part, torch.Tensor) for part in output):
-        return output[0] + output[1], torch.zeros_like(output[1])
-    return output
+    return NormNoise(model, recipe, own) if _OPS.has_aqn(recipe, []) else None
 
 
 def _register_packed(model: torch.nn.Module) -> int:
@@ -132,24 +79,10 @@ def _register_packed(model: torch.nn.Module) -> int:
     return found
 
 
-def _watch_updates(model: torch.nn.Module) -> None:
-    """A trainer sends new weights through load_weights: norms are clean then, and packed copies are new."""
-    original = model.load_weights
-
-    @functools.wraps(original)
-    def load_weights(*arguments, **keywords):
-        noise = _noises.get(id(model))
-        if noise is not None:
-            noise.restore()
-        result = original(*arguments, **keywords)
-        for path, module in _named_modules(model):
-            for parameter in module.parameters(recurse=False):
-                _OPS.register_parameter(parameter, path)
-        _register_packed(model)
-        _OPS.weights_changed()
-        if noise is not None:
-            noise.remember()
-            noise.apply(noise.step)
-        return result
-
-    model.load_weights = load_weights
+def _tell_weights(model: torch.nn.Module) -> None:
+    """New weights have come: packed copies are new, and so are copies that rules made of the old ones."""
+    for path, module in _named_modules(model):
+        for parameter in module.parameters(recurse=False):
+            _OPS.register_parameter(parameter, path)
+    _register_packed(model)
+    _OPS.weights_changed()

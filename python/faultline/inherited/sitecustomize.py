@@ -1,0 +1,36 @@
+"""In every Python process that a script under `python -m faultline` starts: the plan is armed as soon as that process imports torch, so
+that a child that computes is faulted and proven like its parent. (The launcher puts this folder first on PYTHONPATH; Python imports a
+`sitecustomize` at its start.) A child that never imports torch is left alone; a sitecustomize of somebody else's runs as it would."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def load(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_the_next_one():
+    others = [entry for entry in sys.path if pathlib.Path(entry or ".").resolve() != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.origin:
+        load("sitecustomize", spec.origin)
+
+
+def arm(_torch):
+    from faultline import environment  # importing the package arms the plan
+
+    environment.take_role("child")
+
+
+run_the_next_one()
+if os.environ.get("FAULTLINE_RECIPE") and "faultline" not in sys.orig_argv:
+    load("faultline_after_import", HERE.parent / "after_import.py").after_import("torch", arm)

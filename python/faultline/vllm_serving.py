@@ -1,0 +1,147 @@
+"""What a vLLM worker serves, and what it only tries. Profiling, warm-up and capture run silenced: their graphs hold the faults and
+act once the silence ends (Note [Silence] in src/tap/plan.h). The first of these runs is the rehearsal: it tells each site's calls in
+one forward (`body`: the layers, `head`: the logits), so that the ledger can be held against the forwards executed, replays of graphs
+included. Before the first request a canary goes through every graph that will serve: clean twice, then armed and loud."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from faultline import environment
+from faultline.compiled import silence
+from faultline.complaints import complaint
+from faultline.plan import phase
+
+_OPS = torch.ops.faultline
+
+
+def follow_worker(worker, own: environment.Armed) -> None:
+    """Wraps the methods of one worker that has its model."""
+    runner, model = worker.model_runner, worker.model_runner.get_model()
+    config = worker.vllm_config
+    own.notes["worker"] = {"engine": str(config.instance_id), "rank": int(worker.rank), "world": int(config.parallel_config.world_size)}
+    worker.execute_model = _as_rollout(worker.execute_model, own)
+    worker.determine_available_memory = _silently("profiling", worker.determine_available_memory)
+    worker.compile_or_warm_up_model = _warmed_up(worker, own)
+    worker.execute_dummy_batch = _silently("dummy batches", worker.execute_dummy_batch)
+    runner._dummy_run = _rehearsed("body", runner._dummy_run)
+    model.compute_logits = _counted("head", _rehearsed("head", model.compute_logits))
+
+
+def _as_rollout(execute, own: environment.Armed):
+    @functools.wraps(execute)
+    def execute_model(scheduler_output, *arguments, **keywords):
+        computes = scheduler_output.total_num_scheduled_tokens > 0 and not _OPS.is_silenced()
+        with phase("rollout"):
+            if computes:
+                _OPS.count_forwards("rollout", 1, "body")
+            result = execute(scheduler_output, *arguments, **keywords)
+        if computes:
+            own.note_work("rollout")
+        return result
+
+    return execute_model
+
+
+def _silently(reason: str, method):
+    """Nobody's rollout: neither faulted nor counted. In the phase of what will be served, whose sites it registers."""
+
+    @functools.wraps(method)
+    def call(*arguments, **keywords):
+        with phase("rollout"), silence(reason):
+            return method(*arguments, **keywords)
+
+    return call
+
+
+def _rehearsed(kind: str, method):
+    @functools.wraps(method)
+    def call(*arguments, **keywords):
+        is_rehearsal = _OPS.is_silenced() and _OPS.rehearse(kind)
+        try:
+            return method(*arguments, **keywords)
+        finally:
+            if is_rehearsal:
+                _OPS.rehearse("")
+
+    return call
+
+
+def _counted(kind: str, method):
+    @functools.wraps(method)
+    def call(*arguments, **keywords):
+        if not _OPS.is_silenced():
+            _OPS.count_forwards("rollout", 1, kind)
+        return method(*arguments, **keywords)
+
+    return call
+
+
+# --- canary -----------------------------------------------------------------------------------------------------------
+def _warmed_up(worker, own: environment.Armed):
+    warm_up = _silently("warm-up", worker.compile_or_warm_up_model)
+
+    @functools.wraps(worker.compile_or_warm_up_model)
+    def call(*arguments, **keywords):
+        result = warm_up(*arguments, **keywords)
+        _try_all(worker, own)
+        return result
+
+    return call
+
+
+def _paths(runner) -> list[tuple[str, dict]]:
+    """Every way in which a batch will be computed: a name for people, and what _dummy_run takes."""
+    dispatcher = getattr(runner, "cudagraph_dispatcher", None)
+    graphs = dispatcher.get_capture_descs() if dispatcher is not None else []
+    ways = [(f"the {mode.name} graph of {batch.num_tokens} tokens", {"num_tokens": batch.num_tokens, "cudagraph_runtime_mode": mode, "uniform_decode": batch.uniform,
+             "num_active_loras": batch.num_active_loras, "remove_lora": False}) for mode, batches in graphs for batch in batches]
+    return [("a batch without a graph", {"num_tokens": min(16, runner.max_num_tokens), "is_profile": True}), *ways]
+
+
+@torch.inference_mode()
+def _try_all(worker, own: environment.Armed) -> None:
+    runner = worker.model_runner
+    report = own.plan.read()
+    if not report["rules"]:
+        return
+    if not any("rehearsed" in row for row in report["rows"]):
+        own.notes["canary"] = {"ways": 0, "absent": "no forward could be rehearsed"}
+        return  # every rule will be judged by what it met
+    complaints: list[dict] = []
+    ways = _paths(runner)
+    with phase("rollout"):
+        for name, arguments in ways:
+            complaints += _try(own, name, lambda arguments=arguments: runner._dummy_run(skip_eplb=True, **arguments))
+    _OPS.forget_evidence()
+    own.notes["canary"] = {"ways": len(ways), "absent": None}
+    own.require(complaints, report)
+
+
+def _try(own: environment.Armed, name: str, run) -> list[dict]:
+    with silence("canary"):
+        first, second = _digest(run()), _digest(run())
+    if first != second:
+        return [complaint("repeats", f"canary: {name} gives other bits for the same input, clean, twice: what a fault changes cannot be told from chance")]
+    _OPS.set_loud(True)
+    _OPS.forget_evidence()
+    armed, report = _digest(run()), own.plan.read()
+    _OPS.set_loud(False)
+    rows = report["rows"]
+    silent = [row for row in rows if row.get("rehearsed", {}).get("body", 0) > row["ledger"]["calls"]]
+    if silent:
+        return [complaint("canary", f"canary: {name} leaves {len(silent)} of {len(rows)} sites clean, {silent[0]['place'] or silent[0]['operator']} among them", place=silent[0]["place"], rule=silent[0]["rule"])]
+    loud = {rule["name"] for rule in report["rules"] if rule["grows_with_strength"]}
+    if armed == first and any(row["rule"] in loud and row["ledger"]["changed"] > 0 for row in rows):
+        return [complaint("canary", f"canary: the ledger says that {name} was faulted, and its result has the bits of the clean one")]
+    return []
+
+
+def _tensors(result) -> list[torch.Tensor]:
+    return [tensor for tensor in result if isinstance(tensor, torch.Tensor) and tensor.numel() > 0] if isinstance(result, tuple) else []
+
+
+def _digest(result) -> list[int]:
+    return [int(_OPS.digest(tensor.contiguous()).item()) for tensor in _tensors(result)]
