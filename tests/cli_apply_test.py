@@ -103,8 +103,9 @@ def test_missing_evidence_is_exit_3_and_writes_nothing(tmp_path):
     done = run("apply", never, *SMALL, "--json", "--output", output)
     assert done.returncode == 3 and not output.exists()
     report = json.loads(done.stdout)
-    assert report["evidence"] == "missing" and "none of 1 calls" in report["rules"][0]["complaints"][0]
-    assert "evidence missing" in done.stderr
+    [complaint] = report["rules"][0]["complaints"]
+    assert report["evidence"] == "missing" and (complaint["code"], complaint["rule"], complaint["place"]) == ("asleep", "zero", "")
+    assert f"evidence missing: {complaint['sentence']}\n" in done.stderr
     refused(3, "apply", "quantize(format=mxfp4)", "quantize(format=mxfp4)", *SMALL, says="changed not one bit")
     assert run("apply", never, *SMALL, "--step", "5").returncode == 0
 

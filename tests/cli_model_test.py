@@ -15,7 +15,10 @@ def faultline(*arguments):
     return program.launch(*arguments, timeout=600)
 
 
-NOISE = "relative_gaussian(strength=0.1) @ operator=matmul"
+NOISE = "relative_gaussian(strength=0.5) @ operator=matmul"  # so much that no answer survives it, whatever the rounding
+# In bf16 the first word of the answer is a near tie (25.3 against 25.2), which the rounding of the processor decides. In fp32 the
+# two are 0.08 apart where rounding moves them by less than 0.002.
+CAPITAL = ["generate", "What is the capital of France?", "--max-new-tokens", "12", "--json"]
 
 
 def read(done):
@@ -24,10 +27,10 @@ def read(done):
 
 
 def test_generate_answers_and_repeats_itself():
-    first = read(faultline("generate", "What is the capital of France?", "--max-new-tokens", "12", "--json"))
-    again = read(faultline("generate", "What is the capital of France?", "--max-new-tokens", "12", "--json"))
-    assert first["clean"]["text"] == again["clean"]["text"] == "The capital of France is Paris."
-    assert first["clean"]["ended"]
+    exact = read(faultline(*CAPITAL, "--dtype", "fp32"))
+    assert exact["clean"]["text"] == "The capital of France is Paris." and exact["clean"]["ended"]
+    first, again = (read(faultline(*CAPITAL))["clean"] for _ in range(2))
+    assert first["text"] and (first["text"], first["tokens"], first["ended"]) == (again["text"], again["tokens"], again["ended"])
 
 
 def test_generate_shows_the_broken_answer_and_its_evidence():
@@ -60,7 +63,7 @@ def test_what_cannot_be_run_gets_a_sentence(arguments, sentence):
 def test_eval_puts_clean_and_faulty_side_by_side_and_records_them(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("The sun rises in the east and sets in the west. " * 40)
-    result = read(faultline("eval", "--task", "arithmetic", "--limit", "4", "--max-new-tokens", "8", "--text", str(text), "--window", "64", "--fault", NOISE, "--strengths", "0.02,0.2", "--out", str(tmp_path / "runs"), "--json"))
+    result = read(faultline("eval", "--task", "arithmetic", "--limit", "4", "--max-new-tokens", "8", "--text", str(text), "--window", "64", "--fault", NOISE, "--strengths", "0.1,0.5", "--out", str(tmp_path / "runs"), "--json"))
     clean, weak, strong = result["rows"]
     assert clean["task"]["questions"] == weak["task"]["questions"] == 4
     assert clean["text"]["perplexity"] < weak["text"]["perplexity"] < strong["text"]["perplexity"]

@@ -1,6 +1,7 @@
 """FAULTLINE_RECIPE in processes that are not ours: scripts that were not edited, children, processes with nothing to
 compute, and every mistake as a sentence. A run that should have been faulty is never silently clean."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -14,7 +15,8 @@ import torch
 import faultline
 from clients_process import ROOT, python, write
 from faultline import __main__ as launcher
-from faultline import evidence
+from faultline import evidence, noise
+from faultline.complaints import complaint
 from faultline.environment import armed
 from tap_models import recipe, rule
 
@@ -216,34 +218,34 @@ def test_a_torch_that_nobody_has_tried_is_tried_and_refused_where_it_does_not_se
 def entry(pid=1, calls=3, work=None, complaints=(), unreached=None, notes=None):
     rules = [{"name": "a", "kind": "gain", "sites": 1, "calls": calls, "elements": 8 * calls, "changed": 8 * calls, "unreached": unreached or {}}]
     report = {"rules": rules, "rows": [{}] * bool(calls), "complaints": list(complaints), "forwards": {}}
-    return {"format": 1, "host": "h", "pid": pid, "role": "worker", "ended": True, "work": work or {}, "notes": notes or {}, "report": report}
+    return {"format": 2, "run": "r", "host": "h", "pid": pid, "role": "worker", "recipe": "", "ended": True, "work": work or {}, "notes": notes or {}, "report": report}
 
 
 def test_totals_are_over_processes_and_complaints_name_theirs():
     merged = evidence.merge([entry(1), entry(2, calls=4)])
     assert merged["rules"]["a"] == {"kind": "gain", "calls": 7, "elements": 56, "changed": 56, "processes": 2} and merged["complaints"] == []
-    [complaint] = evidence.merge([entry(1, complaints=["the strength is wrong"]), entry(2)])["complaints"]
-    assert complaint == "process 1 on h: the strength is wrong"
+    [strength] = evidence.merge([entry(1, complaints=[complaint("strength", "the strength is wrong", rule="a", place="lm_head")]), entry(2)])["complaints"]
+    assert strength == complaint("strength", "process 1 on h: the strength is wrong", rule="a", place="lm_head")
     # That a rule is silent here is fine where it fired elsewhere; a process that computed and met nothing is not.
-    silent = entry(2, calls=0, complaints=["rule 'a' never fired: nothing it names was called"])
+    silent = entry(2, calls=0, complaints=[complaint("never_fired", "rule 'a' never fired: nothing it names was called", rule="a")])
     assert evidence.merge([entry(1), silent])["complaints"] == []
-    assert evidence.merge([silent])["complaints"] == ["rule 'a' never fired in any process"]
-    assert evidence.merge([entry(1), entry(2, calls=0, work={"rollout": 1})])["complaints"] == ["process 2 on h has computed, and no rule of the plan met a single call there"]
+    assert evidence.merge([silent])["complaints"] == [complaint("never_fired", "rule 'a' never fired in any process", rule="a")]
+    [idle] = evidence.merge([entry(1), entry(2, calls=0, work={"rollout": 1})])["complaints"]
+    assert idle["code"] == "idle" and idle["sentence"].startswith("process 2 on h: ")
     assert evidence.merge([entry(1), entry(2, calls=0, work={"rollout": 1}, unreached={"phase rollout is off": 4})])["complaints"] == []
-    assert "no process has written evidence" in evidence.merge([])["complaints"][0]
+    assert [one["code"] for one in evidence.merge([])["complaints"]] == ["no_evidence"]
 
 
 def test_the_noise_on_norms_is_counted_over_processes_and_its_absence_is_a_complaint():
     def with_noise(pid, **counts):
-        return entry(pid, work={"rollout": 1}, notes={"aqn": {**evidence.NO_NOISE, **counts}})
+        return entry(pid, work={"rollout": 1}, notes={"aqn": {**noise.NO_NOISE, **counts}})
 
     assert evidence.merge([entry(1)])["aqn"] is None
-    whole = evidence.merge([with_noise(1, asked=5, norms=5, applications=2), with_noise(2, asked=5, norms=5, applications=1), entry(3, notes={"aqn": evidence.NO_NOISE})])
+    whole = evidence.merge([with_noise(1, asked=5, norms=5, applications=2), with_noise(2, asked=5, norms=5, applications=1), entry(3, notes={"aqn": noise.NO_NOISE})])
     assert whole["aqn"] == {"asked": 10, "norms": 10, "applications": 3, "processes": 2} and whole["complaints"] == []
-    [complaint] = evidence.merge([with_noise(1, asked=5, norms=4, applications=1)])["complaints"]
-    assert complaint == "process 1 on h: noise was put on 5 norm weights and 4 carry it: something wrote them past load_weights"
+    assert [one["code"] for one in evidence.merge([with_noise(1, asked=5, norms=4, applications=1)])["complaints"]] == ["noise_overwritten"]
     own, all_of_them = evidence.merge([with_noise(1)])["complaints"]
-    assert "process 1 on h: this process has generated, and the noise" in own and all_of_them == "the section aqn put noise on no norm in any process"
+    assert own["code"] == all_of_them["code"] == "noise_missing" and own["sentence"].startswith("process 1 on h: ")
 
 
 def test_noise_on_norms_that_nobody_would_apply_is_refused(files, tmp_path):
@@ -260,8 +262,9 @@ def test_noise_on_norms_that_nobody_would_apply_is_refused(files, tmp_path):
 def test_collecting_refuses_what_is_no_evidence(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         faultline.collect(tmp_path / "nowhere")
-    with pytest.raises(faultline.CollectionError, match="no process has written evidence"):
+    with pytest.raises(faultline.CollectionError, match="no process has written evidence") as error:
         faultline.collect(tmp_path)
+    assert [one["code"] for one in error.value.complaints] == ["no_evidence"]
     with pytest.warns(UserWarning, match="no process has written evidence"):
         assert faultline.collect(tmp_path, on_missing="warn")["processes"] == []
     with pytest.raises(ValueError, match="on_missing is raise or warn"):
@@ -274,7 +277,7 @@ def test_collecting_refuses_what_is_no_evidence(tmp_path):
             faultline.collect(tmp_path)
 
 
-def test_a_vllm_without_our_plugin_and_a_vllm_that_failed_are_told_apart():
+def test_a_vllm_without_our_plugin_and_a_vllm_that_failed_are_told_apart(monkeypatch):
     class Engine:
         def __init__(self, error):
             self.error = error
@@ -284,5 +287,7 @@ def test_a_vllm_without_our_plugin_and_a_vllm_that_failed_are_told_apart():
 
     with pytest.raises(RuntimeError, match="vLLM's workers do not know faultline: .*install it with pip"):
         faultline.collect(Engine(Exception("Worker failed with error ''CPUWorker' object has no attribute 'faultline_evidence''")))
+    ours = importlib.metadata.EntryPoint("faultline", "faultline.vllm_plugin:register", "vllm.general_plugins")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [ours])
     with pytest.raises(OSError, match="pipe"):
         faultline.collect(Engine(OSError("broken pipe")))

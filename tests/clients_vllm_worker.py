@@ -24,6 +24,36 @@ class Extension:
     def watched(self):
         return [tensor.view(torch.int16).tolist() for tensor in self.seen]
 
+    def recapture_without_the_plan(self):
+        """As an engine would that captures its graphs before anybody arms: they hold no faults."""
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+        for wrapper in CUDAGraphWrapper._all_instances:
+            wrapper.concrete_cudagraph_entries.clear()
+        torch.ops.faultline.plan_disarm()
+        try:
+            self.model_runner.capture_model()
+        finally:
+            torch.ops.faultline.plan_arm()
+
+    def rescale_layers(self, factor):
+        """A trainer's new weights: every matrix of the layers times `factor`."""
+        model = self.model_runner.get_model()
+        packed = {name: parameter for name, parameter in model.named_parameters() if ".layers." in name and parameter.dim() == 2}
+        # vLLM loads the parts of its fused matrices under the names that checkpoints have.
+        new = []
+        for name, parameter in packed.items():
+            rows = parameter.shape[0]
+            if "qkv_proj" in name:
+                head = model.config.head_dim
+                sizes = [model.config.num_attention_heads * head, model.config.num_key_value_heads * head, model.config.num_key_value_heads * head]
+                new += [(name.replace("qkv_proj", part), factor * piece.clone()) for part, piece in zip(("q_proj", "k_proj", "v_proj"), parameter.detach().split(sizes), strict=True)]
+            elif "gate_up_proj" in name:
+                new += [(name.replace("gate_up_proj", part), factor * piece.clone()) for part, piece in zip(("gate_proj", "up_proj"), parameter.detach().split(rows // 2), strict=True)]
+            else:
+                new.append((name, factor * parameter.detach().clone()))
+        model.load_weights(new)
+
     def overwrite_norm(self):
         """New weights by a way that nobody watches."""
         self.model_runner.get_model().model.norm.weight.data.fill_(1)

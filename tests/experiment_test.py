@@ -298,12 +298,13 @@ def test_the_statistics_are_those_of_the_trials(recipe, tmp_path):
 
 
 def test_a_trial_whose_fault_never_acted_fails_closed(recipe, tmp_path):
-    late = "faults.0.lifetime={kind: window, from: 1000, to: 2000}"
-    result = run(recipe, tmp_path, f"++{late}", "--arms", "noisy", "--seeds", "0")
+    rare = "faults.0.lifetime={kind: transient, probability: 1.0e-12}"
+    result = run(recipe, tmp_path, f"++{rare}", "--arms", "noisy", "--seeds", "0")
     assert result.returncode == 3 and "the evidence of 1 trials is missing" in result.stderr, result.stderr
     record = next(path for path in tmp_path.iterdir() if path.name.startswith("small-tiny"))
     status, outcome, _ = trials(record)["noisy", 0]
-    assert status == "error" and outcome["complaints"] and "results" not in outcome
+    assert status == "error" and "results" not in outcome
+    assert {complaint["code"] for complaint in outcome["complaints"]} == {"asleep"}, outcome["complaints"]
 
 
 def test_the_tables_of_a_page_come_from_the_analysis(every_recipe, tmp_path):
@@ -340,7 +341,8 @@ def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_p
     kept = trials(record)
     before = shutil.copytree(record, tmp_path / "before")
     assert kept["clean", 0][0] == "pass" and kept["noisy", 0][0] == "error"
-    assert "below four fifths" in kept["noisy", 0][1]["complaints"][0]
+    [complaint] = kept["noisy", 0][1]["complaints"]
+    assert complaint["code"] == "unproven" and "below four fifths" in complaint["sentence"]
     same = run(file, tmp_path / "runs", *task, "--dtype", "fp32")
     assert same.returncode == 3 and set(trials(record)) == set(kept)
     for words, left in (([], 0), (["--again"], 1)):
@@ -350,10 +352,10 @@ def test_a_trial_whose_noise_the_model_cannot_bear_leaves_the_others_alone(tmp_p
     assert again.returncode == 3, again.stderr
     tried = trials(record)
     assert set(tried) == {*kept, ("earlier-1:noisy", 0)} and tried["earlier-1:noisy", 0] == kept["noisy", 0]
-    assert tried["clean", 0] == kept["clean", 0] and "below four fifths" in tried["noisy", 0][1]["complaints"][0]
+    assert tried["clean", 0] == kept["clean", 0] and "below four fifths" in tried["noisy", 0][1]["complaints"][0]["sentence"]
     analysis = json.loads((record / "analysis.json").read_text())
     row = next(row for row in analysis["arms"] if row["arm"] == "noisy")
-    assert row["earlier_attempts"] == kept["noisy", 0][1]["complaints"] and row["evidence_missing"] == 1
+    assert row["earlier_attempts"] == [complaint["sentence"]] and row["evidence_missing"] == 1
     after = record.rename(tmp_path / "after")
     before.rename(record)
     for taken in (1, 0):

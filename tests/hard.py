@@ -105,7 +105,7 @@ def run_part(part):
     """-> its row of the account. The output goes to the terminal and its end into the row."""
     row = {"part": part.name, "what": part.what, "commands": [" ".join(f"{key}={value}" for key, value in part.environment.items()) + (" " if part.environment else "") + " ".join(command) for command in part.commands]}
     if part.missing:
-        return {**row, "result": "not run", "last": part.missing, "seconds": 0}
+        return {**row, "result": "not run", "exit": None, "last": part.missing, "seconds": 0}
     begin = time.monotonic()
     for command in part.commands:
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **part.environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
@@ -116,7 +116,7 @@ def run_part(part):
         if process.wait() != 0:
             break
     lines = tail.strip().splitlines()
-    return {**row, "result": "passed" if process.returncode == 0 else f"failed ({process.returncode})", "last": lines[-1] if lines else "", "tail": tail, "seconds": round(time.monotonic() - begin, 1)}
+    return {**row, "result": "passed" if process.returncode == 0 else f"failed ({process.returncode})", "exit": process.returncode, "last": lines[-1] if lines else "", "tail": tail, "seconds": round(time.monotonic() - begin, 1)}
 
 
 def markdown(rows):
@@ -153,7 +153,7 @@ def main():
         options.account.write_text(json.dumps(account, indent=1) + "\n")
         options.account.with_suffix(".md").write_text(markdown(rows))
     print("\n" + "\n".join(f"{row['part']:13} {row['result']:12} {row['seconds']:8.0f} s  {row['last']}" for row in rows))
-    return 1 if any(row["result"].startswith("failed") for row in rows) else 0
+    return 1 if any(row["exit"] for row in rows) else 0
 
 
 if __name__ == "__main__":

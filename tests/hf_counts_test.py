@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import faultline
-from tap_models import calls, logits, qwen2, qwen2_moe, qwen3_moe, recipe, rule, tokens, training_step
+from tap_models import calls, logits, qwen2, qwen2_moe, qwen3_moe, recipe, refused, rule, tokens, training_step
 
 LAYERS = 2
 LINEARS = 7 * LAYERS + 1
@@ -78,14 +78,14 @@ def test_kinds_that_run_other_operators_are_predicted_apart():
 
 def test_a_kind_that_the_dry_run_has_not_seen_cannot_be_predicted(model):
     plan = faultline.plan(recipe(), model=model)
-    with pytest.raises(faultline.EvidenceError, match="3 decode forwards ran in rollout, and the census has none of that kind"), plan:
+    with refused("unpredicted", match="3 decode forwards ran in rollout, and the census has none of that kind"), plan:
         plan.dry_run(lambda: logits(model, tokens()))
         generate(model, tokens(), 4)
 
 
 def test_a_backward_that_the_dry_run_has_not_seen_is_too_many(model):
     plan = faultline.plan(recipe(), model=model)
-    with pytest.raises(faultline.EvidenceError, match=f"{2 * LINEARS} calls in actor_backward where 1 forwards make 0"), plan:
+    with refused("counts", match=f"{2 * LINEARS} calls in actor_backward where 1 forwards make 0"), plan:
         plan.dry_run(lambda: logits(model, tokens()))
         training_step(model, tokens())
 
@@ -93,7 +93,7 @@ def test_a_backward_that_the_dry_run_has_not_seen_is_too_many(model):
 def test_calls_in_the_wrong_place_are_found_though_their_number_is_right(model):
     lost, doubled = model.model.layers[1].mlp.gate_proj, model.model.layers[0].mlp.gate_proj
     plan = faultline.plan(recipe(), model=model)
-    with pytest.raises(faultline.EvidenceError, match="15 calls in rollout are as many as expected, but not where: 2 at model.layers.0.mlp.gate_proj instead of 1, 0 at model.layers.1.mlp.gate_proj instead of 1"), plan:
+    with refused("counts", match="15 calls in rollout are as many as expected, but not where: 2 at model.layers.0.mlp.gate_proj instead of 1, 0 at model.layers.1.mlp.gate_proj instead of 1"), plan:
         plan.dry_run(lambda: logits(model, tokens()))
         lost.forward, doubled.forward = (lambda x: x.new_zeros(*x.shape[:-1], 48)), (lambda x: torch.nn.functional.linear(x, doubled.weight) + torch.nn.functional.linear(x, doubled.weight))
         try:
@@ -184,7 +184,7 @@ def test_an_expert_that_is_skipped_is_missed(build):
         return original(experts, hidden_states, kept, top_k_weights)
 
     plan = faultline.plan(recipe(), model=model)
-    with pytest.raises(faultline.EvidenceError, match=r"calls in rollout where 1 forwards and \d+ routed calls make \d+: \d+ at model.layers.1.mlp.experts instead of"), plan:
+    with refused("counts", place="model.layers.1.mlp.experts", match=r"calls in rollout where 1 forwards and \d+ routed calls make \d+: \d+ at model.layers.1.mlp.experts instead of"), plan:
         plan.dry_run(lambda: logits(model, tokens()))
         experts.forward = skip_one
         try:
@@ -261,7 +261,7 @@ def test_module_rules_are_predicted_and_counted_by_kind_too(model):
     assert norms == {"whole": {"actor_forward": each}, "prefill": {"rollout": each}, "decode": {"rollout": each}}
     assert outputs == {"whole": {"actor_forward": 1}, "prefill": {"rollout": 1}, "decode": {"rollout": 1}}
     assert calls(plan.report, rule="norms", phase="rollout") == 5 * each
-    with pytest.raises(faultline.EvidenceError, match="rule 'norms': 6 calls in rollout where 1 forwards make 5: 2 at model.norm instead of 1"), plan, torch.no_grad():
+    with refused("counts", rule="norms", place="model.norm", match="rule 'norms': 6 calls in rollout where 1 forwards make 5: 2 at model.norm instead of 1"), plan, torch.no_grad():
         plan.dry_run(lambda: logits(model, tokens()))
         logits(model, tokens())
         model.model.norm(torch.randn(1, 32))  # outside of any forward

@@ -231,7 +231,8 @@ def test_the_default_model_as_a_folder(tmp_path):
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, tokenize=False)
     assert chat.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     ids = tokenizer(chat, return_tensors="pt").input_ids
-    assert "Paris" in tokenizer.decode(model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :])
+    answer = model.float().generate(ids, max_new_tokens=12, do_sample=False)  # in bf16 the first word is a near tie, in fp32 none
+    assert "Paris" in tokenizer.decode(answer[0, ids.shape[1] :])
 
 
 @pytest.mark.parametrize("pre, pattern", [("smollm", "Digits"), ("qwen2", "Split")])

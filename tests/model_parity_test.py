@@ -98,7 +98,8 @@ def test_greedy_continuations_are_those_of_transformers(reference, ours, tokens_
             at = next(i for i in range(new_tokens) if mine[i] != other[i])
             parted.append((at, margin(reference, prompt, other, at)))
     print(f"\ngreedy, fp32: {len(prompts) - len(parted)} of {len(prompts)} continuations of {new_tokens} tokens equal; parted (token, margin): {parted}")
-    assert not parted
+    # Each of two logits may be off by what test_logits_are_those_of_transformers allows; closer than that, either is right.
+    assert [wide for wide in parted if wide[1] > 2e-4] == [] and len(parted) <= len(prompts) / 8
 
 
 def likeliest(forward, texts):

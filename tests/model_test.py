@@ -110,7 +110,18 @@ def test_greedy_continuations_are_those_of_transformers(pair):
     for prompt, row in zip(prompts, made):
         with torch.no_grad():
             theirs = reference.generate(prompt.unsqueeze(0), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)
-        assert row.tolist() == theirs[0, len(prompt) :].tolist()
+        assert equal_up_to_a_tie(reference, prompt, row, theirs[0, len(prompt) :])
+
+
+def equal_up_to_a_tie(reference, prompt, ours, theirs):
+    """The same tokens; or, where they part, the two likeliest are closer than the logits' tolerance, and either is right."""
+    different = (ours != theirs).nonzero()
+    if len(different) == 0:
+        return True
+    with torch.no_grad():
+        logits = reference(torch.cat([prompt, theirs[: different[0]]])[None]).logits[0, -1]
+    best, next_best = logits.topk(2).values
+    return (best - next_best) / logits.abs().max() < 2e-4
 
 
 def test_sampled_log_probabilities_are_those_of_a_scoring_forward(pair):

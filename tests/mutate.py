@@ -101,14 +101,24 @@ def build_and_test(work, mutation, jobs):
     built = run(["cmake", "--build", "build", "-j", str(jobs), "--target", mutation.target], cwd=work)
     if built.returncode != 0:
         return "does not compile", [line for line in built.stdout.splitlines() if "error" in line][:3]
+    report = work / "build" / "mutated-tests.json"
+    report.unlink(missing_ok=True)
     try:
-        done = run([f"build/{mutation.target}", f"--gtest_filter={mutation.filter}"], cwd=work, timeout=TEST_SECONDS)
+        done = run([f"build/{mutation.target}", f"--gtest_filter={mutation.filter}", f"--gtest_output=json:{report}"], cwd=work, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired:
         return "hangs", []
-    ran = re.search(r"Running (\d+) test", done.stdout)
-    if done.returncode == 0 and (ran is None or ran.group(1) == "0"):
+    ran, failed = read_report(report)
+    if done.returncode == 0 and not ran:
         return "no test ran", []
-    return ("passed" if done.returncode == 0 else "failed"), sorted(set(re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", done.stdout, re.MULTILINE)))
+    return ("passed" if done.returncode == 0 else "failed"), failed
+
+
+def read_report(path):
+    """-> how many tests GoogleTest's report says were run, and the names of those that failed; a crash leaves none."""
+    if not path.exists():
+        return 0, []
+    tests = [test for group in json.loads(path.read_text(encoding="utf-8")).get("testsuites", []) for test in group["testsuite"]]
+    return sum(test["status"] == "RUN" for test in tests), sorted(f"{test['classname']}.{test['name']}" for test in tests if test.get("failures"))
 
 
 def try_one(work, mutation, jobs):

@@ -2,6 +2,8 @@
 to a report. Weights are random: nothing is downloaded."""
 
 import collections
+import contextlib
+import re
 
 import torch
 
@@ -91,6 +93,19 @@ def calls_by_layer(report, **wanted):
     for row in rows(report, **wanted):
         by_layer[row["layer"]] += int(row["ledger"]["calls"])
     return dict(by_layer)
+
+
+@contextlib.contextmanager
+def refused(code, *, rule="fault", place="", match=""):
+    """What runs inside is refused for this reason, perhaps among others; `match` is looked for in its sentence."""
+    import pytest
+
+    import faultline
+
+    with pytest.raises(faultline.EvidenceError) as error:
+        yield error
+    said = [each["sentence"] for each in error.value.complaints if (each["code"], each["rule"], each["place"]) == (code, rule, place)]
+    assert any(re.search(match, sentence) for sentence in said), error.value.complaints
 
 
 def same_bits(first, second):
