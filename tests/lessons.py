@@ -7,13 +7,13 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs/lessons.md"
-ROW = re.compile(r"^\| (\d+) \| (.+) \| (\w+) \| ?(.*?) ?\|$", re.MULTILINE)
+ROW = re.compile(r"^\| (L?\d+) \| (.+) \| (\w+) \| ?(.*?) ?\|$", re.MULTILINE)  # L: a lie of the liar suite
 NEEDS_GPU = re.compile(r"\b(CUDA|GPU)\b")
 
 
 def read_rows(text):
-    """-> [(number, sentence, state, [tests])]"""
-    return [(int(number), sentence, state, re.findall(r"`([^`]+)`", tests)) for number, sentence, state, tests in ROW.findall(text)]
+    """-> [(number, sentence, state, [tests])], numbers as they are written: "45", "L7" """
+    return [(number, sentence, state, re.findall(r"`([^`]+)`", tests)) for number, sentence, state, tests in ROW.findall(text)]
 
 
 def plain(name):

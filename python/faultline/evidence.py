@@ -39,7 +39,16 @@ class CollectionError(RuntimeError):
 
 def run_id() -> str:
     """One word for all processes of a run: children inherit it, and files of an earlier run in the same folder do not have it."""
-    return os.environ.setdefault("FAULTLINE_RUN", uuid.uuid4().hex)
+    return os.environ.setdefault("FAULTLINE_RUN", _launcher_id() or uuid.uuid4().hex)
+
+
+def _launcher_id() -> str | None:
+    """Ranks that torchrun started have no common parent of ours: what it gave all of them, and on one machine its own process."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_PORT" not in os.environ:
+        return None
+    is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    return "-".join([*(os.environ.get(name, "") for name in names), *([str(os.getppid())] if is_one_machine else [])])
 
 
 def folder() -> pathlib.Path | None:

@@ -126,7 +126,8 @@ Control Plan::start_step(Row& row) const {
   if (row.captured > 0) note_strength(row);
   Control control;
   control.armed = acts_now(row) ? 1 : 0;
-  control.strength = static_cast<float>(row.strength * (loud_ && grows_with_strength(row.rule->rule.what.kind) ? 0x1p20 : 1));
+  control.strength =
+      static_cast<float>(row.strength * (loud_ && grows_with_strength(row.rule->rule.what.kind) ? 0x1p20 : 1));
   control.step = static_cast<uint32_t>(step_);
   control.call = process_part.load(std::memory_order_relaxed) << kPartBits;
   control.phase = static_cast<uint32_t>(row.phase);
@@ -209,7 +210,8 @@ void Plan::count_call(Row& row, bool capturing) {
     const std::unique_lock<std::shared_mutex> lock(mutex_);
     if (silences_.empty()) return;
     apart_[silences_.back()] += 1;
-    if (rehearsal_ && silences_.size() == rehearsal_depth_) row.rehearsed[static_cast<std::size_t>(*rehearsal_)].fetch_add(1, std::memory_order_relaxed);
+    if (rehearsal_ && silences_.size() == rehearsal_depth_)
+      row.rehearsed[static_cast<std::size_t>(*rehearsal_)].fetch_add(1, std::memory_order_relaxed);
   } else if (!capturing) {
     row.calls.fetch_add(1, std::memory_order_relaxed);
   }

@@ -42,16 +42,16 @@ struct Row {
   Dtype dtype = Dtype::kFloat32;
   std::vector<int64_t> first_shape;
   int64_t first_step = 0;
-  std::atomic<int64_t> calls{0};     // that the host issued and that ran; replays of a captured graph are not among them
-  std::atomic<int64_t> uses{0};      // of a weight's faulted copy
+  std::atomic<int64_t> calls{0};  // that the host issued and that ran; replays of a captured graph are not among them
+  std::atomic<int64_t> uses{0};   // of a weight's faulted copy
   std::atomic<int64_t> captured{0};  // calls that were recorded into a CUDA graph; each replay runs them
   std::array<std::atomic<int64_t>, kForwardKinds> rehearsed{};  // calls in one forward of each kind: Plan::rehearse
-  const Row* first = nullptr;        // of a second pass: the row of the first at the same site
-  at::Tensor previous;               // stale: what the site gave at its last call, before the fault
-  bool repeatable = false;           // and that was in this step: a resumed run has no other
-  double strength = 0;               // at this step
-  std::vector<double> strengths;     // in force while the ledger was filled
-  std::mutex mutex;                  // one thread acts at a time: a CPU row's words are plain memory
+  const Row* first = nullptr;     // of a second pass: the row of the first at the same site
+  at::Tensor previous;            // stale: what the site gave at its last call, before the fault
+  bool repeatable = false;        // and that was in this step: a resumed run has no other
+  double strength = 0;            // at this step
+  std::vector<double> strengths;  // in force while the ledger was filled
+  std::mutex mutex;               // one thread acts at a time: a CPU row's words are plain memory
 };
 
 class WeightCache;
@@ -76,8 +76,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // Note [Silence]
   // What an engine runs for itself — profiling, warm-up, an autotuner's trials — is nobody's result. Silenced, rules
   // launch their kernels as always, so that a graph captured meanwhile has them in it, but the control rows let the
-  // kernels do nothing and count nothing; the host counts the calls apart, by reason. Lifting the silence is one write to
-  // the table: whatever was captured acts from then on. Rules on weights act all the while: their copies outlast it.
+  // kernels do nothing and count nothing; the host counts the calls apart, by reason. Lifting the silence is one write
+  // to the table: whatever was captured acts from then on. Rules on weights act all the while: their copies outlast it.
   void silence(const std::string& reason);  // "warm-up"; nests
   void end_silence();
   bool silenced() const { return silenced_.load(std::memory_order_relaxed); }
@@ -141,7 +141,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
   std::map<std::string, int64_t> apart_;
   std::array<bool, kForwardKinds> rehearsals_{};
   std::optional<ForwardKind> rehearsal_;
-  std::size_t rehearsal_depth_ = 0;  // silences around it: what is silenced inside (an autotuner's trial) is no part of it
+  std::size_t rehearsal_depth_ =
+      0;  // silences around it: what is silenced inside (an autotuner's trial) is no part of it
   int64_t step_ = 0;
   static std::size_t forward_index(Phase phase, ForwardKind kind) {
     return static_cast<std::size_t>(phase) * kForwardKinds + static_cast<std::size_t>(kind);
@@ -159,7 +160,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
 // The plan that acts in this process, or null.
 std::shared_ptr<Plan> active_plan();
 
-bool grows_with_strength(FaultKind kind);    // a larger strength changes more, without a limit
+bool grows_with_strength(FaultKind kind);  // a larger strength changes more, without a limit
 bool can_fault(const at::Tensor& tensor);  // a dense tensor of a dtype that faults act on
 
 }  // namespace faultline

@@ -38,7 +38,8 @@ LedgerNumbers added(const std::vector<Plan::Evidence>& evidence, const PlanRule&
   return sum;
 }
 
-// Of a rule that names several families: those that it never met among them, with 0. Compiled and fused code hides some.
+// Of a rule that names several families: those that it never met among them, with 0. Compiled and fused code hides
+// some.
 std::map<std::string, double> calls_by_family(const std::vector<Plan::Evidence>& evidence, const PlanRule& rule) {
   const std::string& pattern = rule.rule.where->operator_pattern;
   std::map<std::string, double> calls;
@@ -109,8 +110,7 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
                        {"phase", std::string(phase_name(site.phase))},
                        {"calls", site.calls},
                        {"expected", site.expected}});
-  nlohmann::ordered_json json = {
-      {"allowed_partial", allowed}, {"seed", plan.settings().seed}, {"step", plan.step()}};
+  nlohmann::ordered_json json = {{"allowed_partial", allowed}, {"seed", plan.settings().seed}, {"step", plan.step()}};
   auto rules = nlohmann::ordered_json::array();
   for (const auto& rule : plan.rules()) {
     const Row* example = nullptr;
