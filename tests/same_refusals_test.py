@@ -92,12 +92,12 @@ def test_what_would_never_act_is_refused_before_anything_is_run(code, rule, says
 
 @pytest.mark.parametrize(
     "evaluate, says",
-    [("max_new_tokens: 4000", "the model's context holds"), ("text: NOWHERE", "cannot be read"), ("text: EMPTY", "at least two tokens")],
-    ids=["context", "no text", "empty text"],
+    [("max_new_tokens: 4000", "the model's context holds"), ("text: NOWHERE", "cannot be read"), ("text: SHORT", "at least two tokens")],
+    ids=["context", "no text", "short text"],
 )
 def test_a_task_or_text_that_cannot_be_run_is_refused_by_both(evaluate, says, written, tmp_path):
-    (tmp_path / "empty.txt").write_text("")
-    evaluate = evaluate.replace("NOWHERE", str(tmp_path / "nowhere.txt")).replace("EMPTY", str(tmp_path / "empty.txt"))
+    (tmp_path / "short.txt").write_text("a")
+    evaluate = evaluate.replace("NOWHERE", str(tmp_path / "nowhere.txt")).replace("SHORT", str(tmp_path / "short.txt"))
     assert says in refused_alike(64, "run", written(f"faults: [{MATMUL}]\nevaluate: {{limit: 2, {evaluate}}}\n"), out=tmp_path / "out")
 
 

@@ -101,6 +101,8 @@ class Debts {
 // Modules whose products are fewer than their calls make.
 void add_silent_products(const PlanRule& rule, Phase phase, const Calls& calls, std::vector<PartialSite>& sites) {
   const bool backward = phase == Phase::kActorBackward;
+  // Backward reads a weight for the gradient of the layer's input alone, which the first layer does not need.
+  if (backward && rule.rule.where->surface == Surface::kWeight) return;
   const auto modules = known_modules();
   const auto at = [&](PlaceId place) { return calls_at(calls.products, &rule, phase, place); };
   const bool any = std::any_of(modules.begin(), modules.end(), [&](const auto& entry) { return at(entry.first) > 0; });
