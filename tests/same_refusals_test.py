@@ -110,16 +110,6 @@ def test_a_training_refuses_a_rule_whose_phases_it_does_not_have(written, tmp_pa
     assert "acts in no phase" in refused_alike(64, "train", recipe, out=tmp_path / "out"), "without problems nothing is validated"
 
 
-def test_an_experiments_dry_run_tries_every_arm_and_evaluation(written, tmp_path):
-    arms = "control: one\n  arms:\n    one: {}\n    two: {phases: {rollout: false, actor_forward: false, actor_backward: false, eval: clean, ref: true}}\n"
-    recipe = written(f"faults: [{MATMUL}]\ntrain: {{algorithm: grpo, lr: 1.0e-4}}\nexperiment:\n  {arms}")
-    dry = launch("run", recipe, "--scale", "tiny", "--dry-run", "--out", tmp_path / "out")
-    assert dry.returncode == 64 and "arm 'two': rule 'noise' acts in no phase" in dry.stderr, dry.stderr
-    recipe = written(f"faults: [{MATMUL}]\ntrain: {{algorithm: grpo, lr: 1.0e-4}}\nexperiment:\n  control: one\n  arms: {{one: {{}}}}\n  evaluate: {{gelu: [{{name: gelu, where: {{operator: aten::gelu}}, what: {{kind: zero}}}}]}}\n")
-    dry = launch("run", recipe, "--scale", "tiny", "--dry-run", "--out", tmp_path / "out")
-    assert dry.returncode == 64 and "rule 'gelu'" in dry.stderr and not (tmp_path / "out").exists(), dry.stderr
-
-
 def test_a_campaign_has_a_dry_run(written, tmp_path):
     recipe = written("seed: 1\ndiagnose: {campaign: smoke, methods: [self], trials: 0, healthy: 2, rare: 1, store: trials.sqlite}\n")
     dry = as_json("run", recipe, "--dry-run", "--out", tmp_path / "out")

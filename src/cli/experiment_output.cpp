@@ -203,12 +203,11 @@ ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, bo
     const Node recipe = experiment.trial_recipe({arm.name, 0});
     arms[arm.name] = to_json(recipe);
     if (reads_verdict(recipe)) continue;  // there is none yet
-    const Json said = check_arm(loaded, arm, recipe);
-    if (prediction.is_null()) prediction = said;
+    if (prediction.is_null())
+      prediction = check_arm(loaded, arm, recipe);
+    else
+      (void)read_training(recipe);  // a step of every arm would take minutes on a CPU
   }
-  const Node recipe = experiment.trial_recipe({spec.arms.front().name, 0});
-  for (const FaultCase& one : spec.evaluations)
-    Injection(evaluation_plan(recipe, one), *loaded.model, Phase::kEval, 1).self_check();
   const int64_t trials = std::ssize(experiment.keys(part)),
                 left = std::ssize(experiment.pending(part)) + (again ? experiment.unproven(part) : 0);
   const double seconds = prediction.is_null() ? 0 : static_cast<double>(left) * prediction["seconds"].get<double>();

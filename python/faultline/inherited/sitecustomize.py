@@ -31,6 +31,11 @@ def arm(_torch):
     environment.take_role("child")
 
 
+def is_launcher():
+    words = sys.orig_argv
+    return sys.argv[:1] == ["-m"] and "-m" in words and words[words.index("-m") + 1 :][:1] == ["faultline"]
+
+
 run_the_next_one()
-if os.environ.get("FAULTLINE_RECIPE") and "faultline" not in sys.orig_argv:
+if os.environ.get("FAULTLINE_RECIPE") and not is_launcher():
     load("faultline_after_import", HERE.parent / "after_import.py").after_import("torch", arm)
