@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/reproduce.h"
+#include "model/bf16_products.h"
 
 // OpenMP's threads wait for work by spinning unless told otherwise, which ruins a machine that others use; its library
 // reads this once, while it is loaded, which is before main.
@@ -123,7 +124,10 @@ ExitCode run_program(int argc, char** argv) {
   (void)globals.seed();  // refused even where a command does not draw
   if (parse_only) return ExitCode::kOk;
   if (version) return print_version(globals);
-  if (run) return run();
+  if (run) {
+    if (multiplies_bf16_slowly()) multiply_bf16_in_fp32();
+    return run();
+  }
   print(kIntroduction);
   return ExitCode::kOk;
 }

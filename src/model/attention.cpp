@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "model/bf16_products.h"
 #include "model/ops.h"
 #include "site/boundary.h"
 
@@ -52,15 +53,16 @@ Projected project(const Attention& attention, const at::Tensor& x, const Sight& 
           normed_and_rotated(parts[1], attention.kv_heads, attention.key_norm), parts[2]};
 }
 
-// Note [Attention on Arm]: there torch's attention for bf16 multiplies element by element (oneDNN's reference), several
-// times slower than the same in fp32. So it runs in fp32, and its result is rounded once.
+// On Arm torch's attention for bf16 multiplies element by element (oneDNN's reference), several times slower than the
+// same in fp32, and elsewhere where bf16 has no instructions (Note [bf16 products without bf16 instructions]). So it
+// runs in fp32 there, and its result is rounded once.
 bool attends_in_fp32(const at::Tensor& states) {
 #if defined(__aarch64__)
-  return states.is_cpu() && states.scalar_type() == at::kBFloat16;
+  constexpr bool kAlways = true;
 #else
-  (void)states;
-  return false;
+  constexpr bool kAlways = false;
 #endif
+  return states.is_cpu() && states.scalar_type() == at::kBFloat16 && (kAlways || multiplies_bf16_slowly());
 }
 
 // Of torch's attention only the flash kernel knows groups of heads without copies; the others would be worse than ours.

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "site/entered.h"
+#include "site/silent_warnings.h"
 #include "site/translated.h"
 #include "tap/boundary.h"
 #include "tap/launches.h"
@@ -164,17 +165,6 @@ struct TapKernel final : c10::OperatorKernel {
   const WeightUse weight_use;
   const bool above_autograd;  // wraps the Autograd key: replaces inputs and nothing else
   const bool casts;           // its result may be a parameter in another dtype
-};
-
-// Keeps "Overriding a previously registered kernel" from being printed for what we do on purpose.
-class SilentWarnings : public c10::WarningHandler {
- public:
-  SilentWarnings() : before_(c10::WarningUtils::get_warning_handler()) { c10::WarningUtils::set_warning_handler(this); }
-  ~SilentWarnings() override { c10::WarningUtils::set_warning_handler(before_); }
-  void process(const c10::Warning&) override {}
-
- private:
-  c10::WarningHandler* before_;
 };
 
 std::vector<c10::DispatchKey> backends() {
