@@ -97,8 +97,8 @@ def test_a_part_of_a_pilot_freezes_nothing(recipe, tmp_path):
 
 
 def test_a_pilot_without_proof_makes_no_design(recipe, tmp_path):
-    late = "++faults.0.lifetime={kind: window, from: 1000, to: 2000}"
-    result = run(recipe, tmp_path, late, "--pilot")
+    rare = "++faults.0.lifetime={kind: transient, probability: 1.0e-12}"
+    result = run(recipe, tmp_path, rare, "--pilot")
     assert result.returncode == 3 and "of the pilot's trials is missing" in result.stderr and "--again" in result.stderr, result.stderr
     record = next(path for path in tmp_path.iterdir() if path.name.startswith("small-tiny"))
     assert not (record / "design.json").exists()
