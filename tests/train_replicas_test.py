@@ -103,7 +103,8 @@ def survivor(model, out, *arguments, **changes):
     finally:
         for process in ranks:
             process.kill()
-            process.communicate()
+            process.wait()
+            process.stderr.close()
 
 
 def test_a_process_whose_partner_is_killed_ends_with_an_error(model, tmp_path):
