@@ -22,6 +22,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")  # NEON is part of the ba
 endif()
 foreach(isa ${numeric_isas})
   add_library(faultline_cpu_${isa} OBJECT ${cpu_kernel_sources})
+  set_target_properties(faultline_cpu_${isa} PROPERTIES UNITY_BUILD OFF)
   target_compile_options(faultline_cpu_${isa} PRIVATE ${kernel_options} ${isa_${isa}})
   target_compile_definitions(faultline_cpu_${isa} PRIVATE FAULTLINE_ISA=${isa})
   list(APPEND kernel_objects $<TARGET_OBJECTS:faultline_cpu_${isa}>)
@@ -34,6 +35,7 @@ set(isa_amx ${isa_avx512bf16} -mamx-tile -mamx-bf16)
 set(isa_armbf16 -march=armv8.2-a+bf16)
 foreach(isa ${model_isas})
   add_library(faultline_model_cpu_${isa} OBJECT ${model_kernel_sources})
+  set_target_properties(faultline_model_cpu_${isa} PROPERTIES UNITY_BUILD OFF)
   # g++ 12 takes the undefined registers in its own AVX-512 header for mistakes.
   target_compile_options(faultline_model_cpu_${isa} PRIVATE ${kernel_options} ${isa_${isa}} -Wno-uninitialized
                          -Wno-maybe-uninitialized)
@@ -49,24 +51,22 @@ list(APPEND library_sources src/model/cuda/graph.cpp)  # a refusal where there i
 add_library(faultline_lib SHARED ${library_sources} ${kernel_objects}
             $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record> $<TARGET_OBJECTS:faultline_report>)
 set_target_properties(faultline_lib PROPERTIES OUTPUT_NAME faultline DEFINE_SYMBOL "")
-target_compile_options(faultline_lib PRIVATE -ffp-contract=off)
+# at::parallel_for is a header template: without OpenMP it would run on one thread. The run-time library is the one that
+# torch itself carries. Everything that shares the precompiled header has the same options.
+set(torch_options -ffp-contract=off -fopenmp)
+target_compile_options(faultline_lib PRIVATE ${torch_options})
 target_include_directories(faultline_lib PRIVATE ${CMAKE_BINARY_DIR}/generated)
 target_precompile_headers(faultline_lib PRIVATE <ATen/ATen.h> <torch/library.h> <fmt/format.h> <nlohmann/json.hpp>)
 target_link_libraries(faultline_lib PRIVATE torch faultline_third_party)
 target_link_options(faultline_lib PRIVATE -Wl,--exclude-libs,ALL)
 set_source_files_properties(src/task/data_files.cpp PROPERTIES
                             COMPILE_DEFINITIONS FAULTLINE_SOURCE_DATA="${CMAKE_SOURCE_DIR}/data" SKIP_PRECOMPILE_HEADERS ON)
-# at::parallel_for is a header template: without OpenMP in these files it would run on one thread. The run-time library
-# is the one torch itself carries.
-set_source_files_properties(src/numeric/apply_cpu.cpp src/numeric/digest_tensor.cpp src/model/cpu_ops.cpp PROPERTIES COMPILE_OPTIONS -fopenmp SKIP_PRECOMPILE_HEADERS ON)
-set_source_files_properties(src/model/weight_rows.cpp PROPERTIES COMPILE_OPTIONS "-fopenmp;-O3" SKIP_PRECOMPILE_HEADERS ON)
-set_source_files_properties(src/model/gguf_blocks.cpp PROPERTIES COMPILE_OPTIONS -O3 SKIP_PRECOMPILE_HEADERS ON)
-set_source_files_properties(src/train/adamw.cpp PROPERTIES COMPILE_OPTIONS "-fopenmp;-O3" SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(src/model/weight_rows.cpp src/model/gguf_blocks.cpp src/train/adamw.cpp PROPERTIES COMPILE_OPTIONS -O3 SKIP_PRECOMPILE_HEADERS ON)
 # Gloo's headers are not in the wheel; race/gloo_shim holds the declarations that libtorch's own header needs.
 set_source_files_properties(src/race/gloo_backend.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR}/src/race/gloo_shim)
 unset(GOMP CACHE)  # another environment may be in use since
 find_library(GOMP NAMES libgomp.so.1 gomp PATHS ${TORCH_ROOT}/lib ${TORCH_ROOT}/../torch.libs REQUIRED NO_DEFAULT_PATH)
-target_link_libraries(faultline_lib PRIVATE ${GOMP})
+target_link_libraries(faultline_lib PUBLIC ${GOMP})
 if(FAULTLINE_CUDA)
   target_sources(faultline_lib PRIVATE $<TARGET_OBJECTS:faultline_cuda> $<TARGET_OBJECTS:faultline_model_cuda>)
   set_source_files_properties(src/model/cuda/graph.cpp PROPERTIES INCLUDE_DIRECTORIES "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
@@ -80,6 +80,6 @@ add_executable(faultline_program ${cli_sources})
 set_target_properties(faultline_program PROPERTIES OUTPUT_NAME faultline BUILD_RPATH "$ORIGIN;${TORCH_ROOT}/lib")
 target_include_directories(faultline_program PRIVATE ${CMAKE_BINARY_DIR}/generated)
 target_precompile_headers(faultline_program REUSE_FROM faultline_lib)
-target_compile_options(faultline_program PRIVATE -ffp-contract=off)
+target_compile_options(faultline_program PRIVATE ${torch_options})
 target_link_libraries(faultline_program PRIVATE faultline_lib torch)
 set_target_properties(faultline_lib PROPERTIES BUILD_RPATH "${TORCH_ROOT}/lib")

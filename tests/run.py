@@ -155,6 +155,16 @@ def run_format_check(files, venv, environment):
     return suite
 
 
+def compiled_sources(database):
+    """What is compiled, file by file or in a batch, which is a file of #include lines; clang-tidy takes the command of a batch for its files."""
+    known = set()
+    for entry in json.loads(database.read_text(encoding="utf-8")):
+        file = pathlib.Path(entry["directory"], entry["file"])
+        batch = re.findall(r'^#include "(.+)"$', file.read_text(encoding="utf-8"), re.MULTILINE) if file.parent.name == "Unity" else []
+        known.update(os.path.realpath(file.parent / one) for one in batch or [file])
+    return known
+
+
 def run_tidy(files, build, venv, environment):
     suite = Suite("clang-tidy")
     tool = venv / "bin" / "clang-tidy"
@@ -162,8 +172,7 @@ def run_tidy(files, build, venv, environment):
     if not tool.exists() or not database.exists():
         suite.fail("clang-tidy", f"{tool if not tool.exists() else database} does not exist; run ./dev build")
         return suite
-    entries = json.loads(database.read_text(encoding="utf-8"))
-    known = {os.path.realpath(os.path.join(entry["directory"], entry["file"])) for entry in entries}
+    known = compiled_sources(database)
 
     def check(file):
         return run_command([str(tool), "-p", str(build), "--quiet", "--warnings-as-errors=*", "--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-gch", "--extra-arg=-fno-openmp", file], environment)

@@ -14,7 +14,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace norm_noise_test {
 
 struct Norms {
   std::vector<std::string> names;
@@ -374,5 +374,5 @@ TEST(AqnSection, TakesTheLayersFromAVerdict) {
             std::string::npos);
 }
 
-}  // namespace
+}  // namespace norm_noise_test
 }  // namespace faultline

@@ -9,7 +9,7 @@
 #include "base/error.h"
 
 namespace faultline {
-namespace {
+namespace complaint_test {
 
 using Json = nlohmann::ordered_json;
 
@@ -66,5 +66,5 @@ TEST(Complaint, AnErrorCarriesWhatIsMissing) {
   EXPECT_EQ(sentences(two.complaints()), (std::vector<std::string>{"a never fired", "b was too weak"}));
 }
 
-}  // namespace
+}  // namespace complaint_test
 }  // namespace faultline

@@ -11,7 +11,7 @@
 #include <random>
 
 namespace faultline {
-namespace {
+namespace config_test {
 
 template <typename Function>
 std::string error_of(Function&& function) {
@@ -282,5 +282,5 @@ TEST(Json, HasNoNaN) {
   EXPECT_NE(error_of([] { from_json(nlohmann::ordered_json(std::numeric_limits<std::uint64_t>::max())); }), "no error");
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace faultline

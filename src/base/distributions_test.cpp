@@ -10,7 +10,7 @@
 #include "base/error.h"
 
 namespace faultline {
-namespace {
+namespace distributions_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -258,5 +258,5 @@ TEST(Distributions, RefuseArgumentsOutsideTheirDomain) {
   EXPECT_THROW(hypergeometric_pmf(0, 2, 2, 5), UsageError);
 }
 
-}  // namespace
+}  // namespace distributions_test
 }  // namespace faultline

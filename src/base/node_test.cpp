@@ -9,7 +9,7 @@
 #include "base/config.h"
 
 namespace faultline {
-namespace {
+namespace node_test {
 
 TEST(ToYaml, PrintsARecipeTheWayOneWritesIt) {
   const std::string recipe =
@@ -133,5 +133,5 @@ TEST(Node, ShortensAndEscapesTextInMessages) {
   EXPECT_TRUE(path.ends_with("key.key"));
 }
 
-}  // namespace
+}  // namespace node_test
 }  // namespace faultline

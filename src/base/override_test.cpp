@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 namespace faultline {
-namespace {
+namespace override_test {
 
 const char* const kRecipe =
     "seed: 7\n"
@@ -192,5 +192,5 @@ TEST(Override, StartsFromAnEmptyFile) {
   EXPECT_EQ(apply_overrides(Node(), overrides).at("seed"), Node(1));
 }
 
-}  // namespace
+}  // namespace override_test
 }  // namespace faultline

@@ -12,7 +12,7 @@
 #include <vector>
 
 namespace faultline {
-namespace {
+namespace progress_test {
 
 struct Stage {
   std::ostringstream out;
@@ -247,5 +247,5 @@ TEST(Progress, LetsOneThreadAtATimeCountAndLosesNone) {
   EXPECT_EQ(stage.lines(), 10);
 }
 
-}  // namespace
+}  // namespace progress_test
 }  // namespace faultline

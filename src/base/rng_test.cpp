@@ -5,7 +5,7 @@
 #include <vector>
 
 namespace faultline {
-namespace {
+namespace rng_test {
 
 // Known answers of the reference implementation (Random123, kat_vectors, philox4x32 10).
 TEST(Philox, GivesTheKnownAnswersOfTheReference) {
@@ -53,5 +53,5 @@ TEST(UnitFloat, StaysBelowOne) {
   EXPECT_LT(unit_float(0xFFFFFFFFu), 1.0f);
 }
 
-}  // namespace
+}  // namespace rng_test
 }  // namespace faultline

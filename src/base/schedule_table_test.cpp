@@ -8,7 +8,7 @@
 #include "base/schedule.h"
 
 namespace faultline {
-namespace {
+namespace schedule_table_test {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -143,5 +143,5 @@ TEST(ScheduleCheck, RefusesLayerMultipliersThatDoNothing) {
   EXPECT_NE(refusal(spec).find("not read by 'zones'"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace schedule_table_test
 }  // namespace faultline

@@ -10,7 +10,7 @@
 #include "base/error.h"
 
 namespace faultline {
-namespace {
+namespace schedule_test {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -257,5 +257,5 @@ TEST(LayerMultipliers, ApplyToTheirLayerAndMustMatchTheModel) {
   EXPECT_EQ(layer_multiplier(ScheduleSpec{}, 5, 30, 0, 1), 1.0);
 }
 
-}  // namespace
+}  // namespace schedule_test
 }  // namespace faultline

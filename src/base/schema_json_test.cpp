@@ -7,7 +7,7 @@
 #include "base/schema.h"
 
 namespace faultline {
-namespace {
+namespace schema_json_test {
 
 Schema example_schema() {
   const Schema layer = Schema::any_of({Schema::integer({.min = 0, .max = 199}), Schema::choice({"all"}),
@@ -126,5 +126,5 @@ TEST(JsonSchema, DescribesWhatValidateAccepts) {
   }
 }
 
-}  // namespace
+}  // namespace schema_json_test
 }  // namespace faultline

@@ -6,7 +6,7 @@
 #include <limits>
 
 namespace faultline {
-namespace {
+namespace schema_test {
 
 Schema layer_schema() {
   const Schema range = Schema::string().check([](const Node& node) {
@@ -261,5 +261,5 @@ TEST(SectionRegistry, MakesARecipeOfItsSections) {
   EXPECT_THROW(registry.add("train", Schema::anything()), InternalError);
 }
 
-}  // namespace
+}  // namespace schema_test
 }  // namespace faultline

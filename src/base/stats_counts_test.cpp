@@ -12,7 +12,7 @@
 #include "base/text.h"
 
 namespace faultline {
-namespace {
+namespace stats_counts_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -221,5 +221,5 @@ TEST(Ks, RefusesEmptyOrBrokenSamples) {
   EXPECT_THROW(ks_test(broken, one), UsageError);
 }
 
-}  // namespace
+}  // namespace stats_counts_test
 }  // namespace faultline

@@ -120,6 +120,13 @@ double clopper_pearson_lower(int64_t successes, int64_t trials, double confidenc
   return lower_bound(successes, trials, 1 - confidence);
 }
 
+double upper_median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 double mean_of(std::span<const double> values) {
   check_values(values, 1);
   double mean = 0, count = 0;

@@ -10,7 +10,7 @@
 #include "base/text.h"
 
 namespace faultline {
-namespace {
+namespace stats_intervals_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -177,5 +177,5 @@ TEST(Bootstrap, CoversTheTruthAboutAsOftenAsItClaims) {
   EXPECT_NEAR(covered, 0.9 * kTrials, 24);  // SD 6
 }
 
-}  // namespace
+}  // namespace stats_intervals_test
 }  // namespace faultline

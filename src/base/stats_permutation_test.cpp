@@ -10,7 +10,7 @@
 #include "base/text.h"
 
 namespace faultline {
-namespace {
+namespace stats_permutation_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -197,5 +197,5 @@ TEST(PermutationTests, RefuseEmptyBrokenOrTooFew) {
   EXPECT_THROW(fewest_sign_flip_pairs(0.05, 0), UsageError);
 }
 
-}  // namespace
+}  // namespace stats_permutation_test
 }  // namespace faultline

@@ -9,7 +9,7 @@
 #include "base/stats.h"
 
 namespace faultline {
-namespace {
+namespace stats_power_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -131,5 +131,5 @@ TEST(Power, RefusesQuestionsWithoutAnAnswer) {
   EXPECT_THROW(two_proportion_required_trials(0.5, 0.5), UsageError);
 }
 
-}  // namespace
+}  // namespace stats_power_test
 }  // namespace faultline

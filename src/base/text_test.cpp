@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace faultline {
-namespace {
+namespace text_test {
 
 const std::vector<std::string> kOperators = {"aten::mm", "aten::bmm", "aten::addmm", "aten::softmax", "relu"};
 
@@ -209,5 +209,5 @@ TEST(Mix64, FlipsHalfTheOutputForAnyFlippedInputBit) {
   }
 }
 
-}  // namespace
+}  // namespace text_test
 }  // namespace faultline

@@ -18,11 +18,10 @@
 #include "cli/output.h"
 #include "numeric/resolution.h"
 #include "numeric/tensor_file.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct ApplyOptions {
   std::vector<std::string> faults;
@@ -132,20 +131,20 @@ std::string source_text(const ApplyOptions& options) {
 }
 
 void print_outcome_json(const ApplyOptions& options, const Globals& globals, const Outcome& outcome, bool complete) {
-  Json json = {{"command", "apply"}, {"input", source_text(options)}, {"shape", outcome.before.sizes().vec()}};
+  OrderedJson json = {{"command", "apply"}, {"input", source_text(options)}, {"shape", outcome.before.sizes().vec()}};
   json["dtype"] = dtype_name(dtype_of(outcome.before));
   json["device"] = outcome.before.device().str();
   json["seed"] = globals.seed();
   json["site"] = options.site;
-  json["rules"] = Json::array();
+  json["rules"] = OrderedJson::array();
   for (const LedgerReport& report : outcome.reports) json["rules"].push_back(report_json(report));
-  json["chain"] = {
-      {"nonzero_before", outcome.nonzero_before},
-      {"nonzero_after", outcome.nonzero_after},
-      {"survival", outcome.nonzero_before > 0 ? Json(outcome.nonzero_after / outcome.nonzero_before) : Json()}};
+  json["chain"] = {{"nonzero_before", outcome.nonzero_before},
+                   {"nonzero_after", outcome.nonzero_after},
+                   {"survival", outcome.nonzero_before > 0 ? OrderedJson(outcome.nonzero_after / outcome.nonzero_before)
+                                                           : OrderedJson()}};
   json["digest_before"] = digest_text(outcome.before);
   json["digest_after"] = digest_text(outcome.after);
-  json["output"] = options.output.empty() || !complete ? Json() : Json(options.output);
+  json["output"] = options.output.empty() || !complete ? OrderedJson() : OrderedJson(options.output);
   json["evidence"] = complete ? "present" : "missing";
   json["replay"] = replay_command(globals);
   print_json(json);

@@ -1,6 +1,7 @@
 // `faultline census`: which operators a model runs in each kind of forward, how often, what they compute, and which
 // family of a rule reaches them. It is taken from a live forward, never from a list.
 #include "tap/census.h"
+#include "record/json_text.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -18,9 +19,7 @@
 namespace faultline::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct Options : ModelOptions {
+struct CensusOptions : ModelOptions {
   std::string kind = "all", rows = "1";
   bool places = false, all = false;
 };
@@ -51,7 +50,7 @@ struct Section {
   Census census;
 };
 
-std::vector<Section> take(const Options& options, const Globals& globals, LoadedModel& loaded) {
+std::vector<Section> take(const CensusOptions& options, const Globals& globals, LoadedModel& loaded) {
   const auto rows = static_cast<int64_t>(parse_count("--rows", options.rows, 1, 4096));
   (void)globals;
   std::vector<Section> sections;
@@ -105,15 +104,15 @@ void show(const Section& section, bool places, bool all) {
     print(fmt::format("and {} calls of no family (views, copies, bookkeeping); --all shows them\n", hidden));
 }
 
-ExitCode census(const Options& options, const Globals& globals) {
+ExitCode census(const CensusOptions& options, const Globals& globals) {
   LoadedModel loaded = open_model(options, globals);
   const std::vector<Section> sections = take(options, globals, loaded);
   const ModelConfig& config = loaded.model->config();
   if (globals.json) {
-    Json json = {{"command", "census"},
-                 {"model", loaded.path.string()},
-                 {"layers", config.layers},
-                 {"norms", loaded.model->norm_count()}};
+    OrderedJson json = {{"command", "census"},
+                        {"model", loaded.path.string()},
+                        {"layers", config.layers},
+                        {"norms", loaded.model->norm_count()}};
     for (const Section& section : sections) json["forwards"][section.name] = to_json(section.census);
     print_json(json);
     return ExitCode::kOk;
@@ -130,7 +129,7 @@ ExitCode census(const Options& options, const Globals& globals) {
 
 void add_census(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("census", "which operators a model runs, how often, what they compute");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CensusOptions>();
   add_model_options(*command, *options);
   offer(command
             ->add_option("--kind", options->kind,

@@ -19,7 +19,7 @@
 namespace faultline::cli {
 namespace {
 
-struct Options : ModelOptions {
+struct CompareOptions : ModelOptions {
   std::string a = "cpu", b = "cpu:fp32", prompt = "How many apples are left if seven of twenty are eaten?", out, record;
 };
 
@@ -37,7 +37,7 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   if (!(file << text)) throw RuntimeFailure(path.string() + ": cannot be written");
 }
 
-void write_recipe(const Comparison& comparison, const Options& options, const Side& side) {
+void write_recipe(const Comparison& comparison, const CompareOptions& options, const Side& side) {
   const std::filesystem::path folder = options.out;
   std::filesystem::create_directories(folder);
   std::string recipe =
@@ -53,7 +53,7 @@ void write_recipe(const Comparison& comparison, const Options& options, const Si
 }
 
 // The first side's calls: of a forward here, or of one that was recorded elsewhere.
-std::vector<RecordedCall> calls_of(const Options& options, Side& first, std::optional<LoadedModel>& loaded) {
+std::vector<RecordedCall> calls_of(const CompareOptions& options, Side& first, std::optional<LoadedModel>& loaded) {
   if (is_trace(options.a)) {
     std::vector<RecordedCall> calls = read_trace(options.a);
     for (const RecordedCall& call : calls)  // most of a forward computes in the model's type
@@ -69,7 +69,7 @@ std::vector<RecordedCall> calls_of(const Options& options, Side& first, std::opt
   return record_forward(*loaded->model, at::tensor(tokens, at::kLong).unsqueeze(0).to(first.device));
 }
 
-ExitCode compare(const Options& options, const Globals& globals) {
+ExitCode compare(const CompareOptions& options, const Globals& globals) {
   const bool traces = is_trace(options.b);
   if (traces && (!is_trace(options.a) || !options.record.empty() || !options.out.empty()))
     throw UsageError(
@@ -115,7 +115,7 @@ ExitCode compare(const Options& options, const Globals& globals) {
 
 void add_compare(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("compare", "two machines or number types, operator by operator");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompareOptions>();
   add_model_options(*command, *options);
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     command->add_option(name, value, text)->group("Comparison")->type_name(type)->capture_default_str();

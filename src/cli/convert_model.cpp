@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kShardBytes = 5'000'000'000;
 
-struct ConvertOptions {
+struct ConvertModelOptions {
   std::string input, output;
   std::string dtype = "bf16";
 };
@@ -124,7 +124,7 @@ int64_t write_whole_folder(const Checkpoint& checkpoint, const Shards& shards, a
   }
 }
 
-ExitCode convert(const ConvertOptions& options, const Globals& globals) {
+ExitCode convert(const ConvertModelOptions& options, const Globals& globals) {
   const at::ScalarType dtype = chosen_dtype(options.dtype);
   if (std::filesystem::exists(std::filesystem::symlink_status(options.output))) {
     throw UsageError(fmt::format("{} exists already; choose another name or remove it", options.output));
@@ -152,7 +152,7 @@ ExitCode convert(const ConvertOptions& options, const Globals& globals) {
 
 void add_convert_model(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("convert-model", "a GGUF file as a Hugging Face folder of safetensors");
-  auto options = std::make_shared<ConvertOptions>();
+  auto options = std::make_shared<ConvertModelOptions>();
   command->add_option("model", options->input, "a .gguf file, a Hugging Face folder, or 'default'")
       ->required()
       ->type_name("MODEL");

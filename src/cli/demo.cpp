@@ -20,7 +20,7 @@
 namespace faultline::cli {
 namespace {
 
-struct Options : ModelOptions {
+struct DemoOptions : ModelOptions {
   std::string output = "runs";
   bool quick = false;
 };
@@ -29,7 +29,7 @@ double seconds_since(const std::chrono::steady_clock::time_point& start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-RunDirectory open_directory(const Options& options, const Globals& globals, const LoadedModel& loaded,
+RunDirectory open_directory(const DemoOptions& options, const Globals& globals, const LoadedModel& loaded,
                             const PlantedFault& fault) {
   Manifest manifest;
   manifest.recipe_name = "demo";
@@ -95,7 +95,7 @@ std::filesystem::path write_page(const RunDirectory& directory) {
   return page;
 }
 
-ExitCode demo(const Options& options, const Globals& globals) {
+ExitCode demo(const DemoOptions& options, const Globals& globals) {
   const auto start = std::chrono::steady_clock::now();
   register_recipe_sections();
   LoadedModel loaded = open_model(options, globals);
@@ -144,7 +144,7 @@ ExitCode demo(const Options& options, const Globals& globals) {
 
 void add_demo(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("demo", "the whole lab: plant a fault, see it, find it, harden, report");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DemoOptions>();
   add_model_options(*command, *options);
   command->add_flag("--quick", options->quick, "leave out the hardening run")->group("Demo");
   command->add_option("--output,--out", options->output, "the run directory goes below this folder")

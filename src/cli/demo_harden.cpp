@@ -13,16 +13,13 @@
 #include "experiment/training_run.h"
 #include "lab/evaluation.h"
 #include "recipe/recipe.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
 
 constexpr int64_t kProblems = 48;
 constexpr int64_t kAnswerTokens = 40;
-
-Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }  // keys sorted
-
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 class Weights {  // as they were
  public:

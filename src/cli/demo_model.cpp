@@ -13,6 +13,7 @@
 #include "diagnose/examination.h"
 #include "lab/evaluation.h"
 #include "record/atomic_file.h"
+#include "record/json_text.h"
 #include "site/phase_guard.h"
 #include "tap/operators.h"
 
@@ -22,12 +23,8 @@ namespace {
 constexpr const char* kQuestion = "What is the capital of France, and what is it known for?";
 constexpr int64_t kSpokenTokens = 40;
 constexpr int64_t kWindow = 64;  // tokens of a window of the text
-constexpr int64_t kDiagnosisTokens = 24;
+constexpr int64_t kProbedTokens = 24;
 constexpr int64_t kAdditions = 48;
-
-Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }  // keys sorted
-
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 // ---- census
 
@@ -131,7 +128,7 @@ std::string proof_line(const Json& evidence) {
 at::Tensor diagnosis_prompt(const Stage& stage) {
   std::vector<int64_t> tokens = stage.loaded.tokenizer.encode(
       "A train leaves the station at nine and covers sixty miles an hour. How far has it gone at noon?");
-  if (std::ssize(tokens) > kDiagnosisTokens) tokens.resize(kDiagnosisTokens);
+  if (std::ssize(tokens) > kProbedTokens) tokens.resize(kProbedTokens);
   return at::tensor(tokens, at::kLong).unsqueeze(0);
 }
 

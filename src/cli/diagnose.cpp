@@ -14,23 +14,22 @@
 #include "cli/provenance.h"
 #include "diagnose/examination.h"
 #include "lab/injection.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kPrompt =
     "A train leaves the station at nine and covers sixty miles an hour. How far has it gone at noon, and how long "
     "would a car at forty miles an hour need for the same way?";
 
-struct Options : ModelOptions {
+struct DiagnoseOptions : ModelOptions {
   std::string method = "self", prompt = kPrompt, tokens = "24", passes = "1", rarity, out;
   bool explain = false, schema = false;
   CampaignOptions campaign;
 };
 
-at::Tensor prompt_of(const Options& options, const LoadedModel& loaded) {
+at::Tensor prompt_of(const DiagnoseOptions& options, const LoadedModel& loaded) {
   std::vector<int64_t> tokens = loaded.tokenizer.encode(options.prompt);
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
   const auto limit = static_cast<std::size_t>(parse_count("--tokens", options.tokens, 1, 4096));
@@ -54,7 +53,7 @@ std::string drawn(const Evidence& evidence) {
 }
 
 // So many passes that a fault which acts in this share of the calls is seen with 95 %.
-int64_t passes_of(const Options& options) {
+int64_t passes_of(const DiagnoseOptions& options) {
   const auto passes = static_cast<int64_t>(parse_count("--passes", options.passes, 1, 100000));
   if (options.rarity.empty()) return passes;
   const double rarity = parse_number("--rarity", options.rarity, 1e-4, 1);
@@ -103,12 +102,12 @@ void show(const Diagnosis& diagnosis, bool explain) {
     for (const std::string& sentence : diagnosis.not_excluded) print("  not excluded: " + sentence + "\n");
 }
 
-std::vector<std::string> methods_of(const Options& options) {
+std::vector<std::string> methods_of(const DiagnoseOptions& options) {
   return options.method == "all" ? std::vector<std::string>{"classic", "self", "shadow"}
                                  : std::vector<std::string>{options.method};
 }
 
-ExitCode diagnose(const Options& options, const Globals& globals) {
+ExitCode diagnose(const DiagnoseOptions& options, const Globals& globals) {
   if (options.schema) {
     print_json(diagnosis_schema());
     return ExitCode::kOk;
@@ -130,7 +129,7 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
     injection = std::make_unique<Injection>(std::move(plan), *loaded.model, Phase::kDiagnose, 1);
   }
   Examiner examiner(*loaded.model, at::kCPU, globals.seed(), /*keep=*/false);
-  Json verdicts = Json::array();
+  OrderedJson verdicts = OrderedJson::array();
   bool found = false, untested = false, proven = true;
   const std::vector<std::string> methods = methods_of(options);
   if (injection) injection->arm();
@@ -143,8 +142,8 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
     untested |= diagnosis.relations == 0 || diagnosis.broken_off;
     verdicts.push_back(to_json(diagnosis));
   }
-  Json json = {{"command", "diagnose"},    {"model", loaded.path.string()},        {"seed", globals.seed()},
-               {"faults", options.faults}, {"tokens", examination.tokens.numel()}, {"verdicts", verdicts}};
+  OrderedJson json = {{"command", "diagnose"},    {"model", loaded.path.string()},        {"seed", globals.seed()},
+                      {"faults", options.faults}, {"tokens", examination.tokens.numel()}, {"verdicts", verdicts}};
   ExitCode code = found ? ExitCode::kFound : untested ? ExitCode::kEvidence : ExitCode::kOk;
   if (injection) {
     const Injection::Proof proof = injection->finish();
@@ -173,7 +172,7 @@ ExitCode diagnose(const Options& options, const Globals& globals) {
 
 void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("diagnose", "healthy, or which layer and operator is broken, and how");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DiagnoseOptions>();
   add_model_options(*command, *options);
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command->add_option(name, value, text)->group("Diagnosis")->type_name(type)->capture_default_str();

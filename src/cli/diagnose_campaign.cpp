@@ -18,11 +18,10 @@
 #include "diagnose/executor.h"
 #include "model/weights_fingerprint.h"
 #include "record/document.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 void show(const OrderedJson& summary, const CampaignOptions& options, const Globals& globals,
           const RayCluster* cluster = nullptr) {

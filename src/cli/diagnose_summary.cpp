@@ -5,12 +5,12 @@
 
 #include "cli/diagnose_campaign.h"
 #include "cli/output.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-using Rows = std::vector<std::vector<std::string>>;
+using TextRows = std::vector<std::vector<std::string>>;
 
 std::string rate_text(const OrderedJson& rate) {
   const auto right = rate["right"].get<int64_t>(), trials = rate["trials"].get<int64_t>();
@@ -18,7 +18,7 @@ std::string rate_text(const OrderedJson& rate) {
                      100 * rate["interval"][1].get<double>());
 }
 
-std::string markdown_table(const Rows& rows) {
+std::string markdown_table(const TextRows& rows) {
   std::string text;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     text += "| " + joined(rows[i], " | ") + " |\n";
@@ -30,19 +30,19 @@ std::string markdown_table(const Rows& rows) {
   return text;
 }
 
-Rows pool_rows(const OrderedJson& pools) {
-  Rows rows = {{"pool", "layer", "layer and operator", "kind"}};
+TextRows pool_rows(const OrderedJson& pools) {
+  TextRows rows = {{"pool", "layer", "layer and operator", "kind"}};
   for (const auto& [pool, rates] : pools.items())
     rows.push_back({pool, rate_text(rates["layer"]), rate_text(rates["layer_and_operator"]), rate_text(rates["kind"])});
   return rows;
 }
 
-Rows confusion_rows(const OrderedJson& confusion) {
+TextRows confusion_rows(const OrderedJson& confusion) {
   std::vector<std::string> said;
   for (const auto& [planted, answers] : confusion.items())
     for (const auto& [answer, count] : answers.items())
       if (std::find(said.begin(), said.end(), answer) == said.end()) said.push_back(answer);
-  Rows rows = {{"planted"}};
+  TextRows rows = {{"planted"}};
   rows[0].insert(rows[0].end(), said.begin(), said.end());
   for (const auto& [planted, answers] : confusion.items()) {
     rows.push_back({planted});
@@ -51,16 +51,16 @@ Rows confusion_rows(const OrderedJson& confusion) {
   return rows;
 }
 
-Rows curve_rows(const OrderedJson& curves) {
-  Rows rows = {{"kind", "strength", "layer"}};
+TextRows curve_rows(const OrderedJson& curves) {
+  TextRows rows = {{"kind", "strength", "layer"}};
   for (const auto& [kind, points] : curves.items())
     for (const OrderedJson& point : points)
       rows.push_back({kind, fmt::format("{:g}", point["strength"].get<double>()), rate_text(point["layer"])});
   return rows;
 }
 
-Rows bar_rows(const OrderedJson& bars) {
-  Rows rows = {{"method", "bar", "wanted", "measured", "worst pool", "trials", "holds"}};
+TextRows bar_rows(const OrderedJson& bars) {
+  TextRows rows = {{"method", "bar", "wanted", "measured", "worst pool", "trials", "holds"}};
   for (const OrderedJson& bar : bars) {
     const OrderedJson& holds = bar["holds"];
     rows.push_back({bar["method"].get<std::string>(), bar["bar"].get<std::string>(),
@@ -74,8 +74,8 @@ Rows bar_rows(const OrderedJson& bars) {
   return rows;
 }
 
-Rows against_rows(const OrderedJson& pools) {
-  Rows rows = {{"pool", "only this method", "only classic", "p"}};
+TextRows against_rows(const OrderedJson& pools) {
+  TextRows rows = {{"pool", "only this method", "only classic", "p"}};
   for (const auto& [name, pair] : pools.items())
     rows.push_back({name, fmt::format("{}", pair["only_this"].get<int64_t>()),
                     fmt::format("{}", pair["only_classic"].get<int64_t>()),
@@ -84,7 +84,7 @@ Rows against_rows(const OrderedJson& pools) {
 }
 
 std::string method_text(const std::string& name, const OrderedJson& one, bool markdown) {
-  const auto shown = [&](const Rows& rows) { return markdown ? "\n" + markdown_table(rows) + "\n" : table(rows); };
+  const auto shown = [&](const TextRows& rows) { return markdown ? "\n" + markdown_table(rows) + "\n" : table(rows); };
   std::string text = markdown ? fmt::format("## {}\n\n", name) : "\n" + styled(Style::kHeading, name) + "\n";
   text += fmt::format("{:.2f} s, {:.1f} forward-equivalents a diagnosis, {:.1f} for the layer alone.\n",
                       one["seconds"].get<double>(), one["forward_equivalents"].get<double>(),
@@ -92,7 +92,7 @@ std::string method_text(const std::string& name, const OrderedJson& one, bool ma
   if (const auto not_met = one["not_met"].get<int64_t>(); not_met > 0)
     text += fmt::format("Left out: {} trials whose fault changed nothing while this method looked.\n", not_met);
   if (one.contains("healthy")) {
-    Rows rows = {{"healthy", "accused", "runs", "at most (95 %)"}};
+    TextRows rows = {{"healthy", "accused", "runs", "at most (95 %)"}};
     for (const auto& [shape, healthy] : one["healthy"].items())
       rows.push_back({shape, fmt::format("{}", healthy["flagged"].get<int64_t>()),
                       fmt::format("{}", healthy["runs"].get<int64_t>()),

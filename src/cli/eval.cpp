@@ -18,21 +18,14 @@
 namespace faultline::cli {
 namespace {
 
-struct Options : ModelOptions {
+struct EvalOptions : ModelOptions {
   std::string task = "arithmetic", split = "test", limit = "100", difficulty = "1", shots = "2", scoring = "strict";
   std::string tokens = "64", slots = "32", temperature = "0", text, window = "512", strengths, out;
   bool task_given = false, limit_given = false, scoring_given = false, dry_run = false;
 };
 
-std::vector<std::string> comma_separated(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  return parts;
-}
-
 // --strengths 0.01,0.05: each fault once with each.
-std::vector<FaultCase> make_cases(const Options& options, uint64_t seed) {
+std::vector<FaultCase> make_cases(const EvalOptions& options, uint64_t seed) {
   std::vector<FaultCase> cases;
   for (const std::string& text : options.faults) {
     if (options.strengths.empty()) {
@@ -56,7 +49,7 @@ std::vector<FaultCase> make_cases(const Options& options, uint64_t seed) {
   return cases;
 }
 
-EvaluationSpec make_spec(const Options& options, const Globals& globals) {
+EvaluationSpec make_spec(const EvalOptions& options, const Globals& globals) {
   EvaluationSpec spec;
   spec.task.name = task_info(options.task).name;
   check_split(task_info(options.task), options.split);
@@ -96,7 +89,7 @@ nlohmann::ordered_json as_recipe(const EvaluationSpec& spec, const Globals& glob
   return recipe;
 }
 
-ExitCode eval(const Options& options, const Globals& globals) {
+ExitCode eval(const EvalOptions& options, const Globals& globals) {
   const std::vector<FaultCase> cases = make_cases(options, globals.seed());
   const EvaluationSpec spec = make_spec(options, globals);
   LoadedModel loaded = open_model(options, globals);
@@ -105,7 +98,7 @@ ExitCode eval(const Options& options, const Globals& globals) {
   return run_and_show(evaluation, {globals.seed(), options.out, "eval", as_recipe(spec, globals)}, globals);
 }
 
-void add_task_options(CLI::App& command, Options& options) {
+void add_task_options(CLI::App& command, EvalOptions& options) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command.add_option(name, value, text)->group("Task")->type_name(type)->capture_default_str();
   };
@@ -131,7 +124,7 @@ void add_task_options(CLI::App& command, Options& options) {
 
 void add_eval(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("eval", "accuracy or perplexity, clean and under faults, with intervals");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EvalOptions>();
   add_model_options(*command, *options);
   add_task_options(*command, *options);
   add_fault_option(*command, *options, "a fault; each --fault is a row of its own");

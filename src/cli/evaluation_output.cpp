@@ -7,25 +7,20 @@
 #include "base/progress.h"
 #include "cli/output.h"
 #include "cli/provenance.h"
+#include "record/json_text.h"
 #include "record/run_directory.h"
 
 namespace faultline::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-faultline::Json as_record(const Json& json) { return faultline::Json::parse(json.dump()); }  // keys sorted
-
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
-
-std::vector<std::string> table_row(const Json& row, bool has_task, bool has_text) {
+std::vector<std::string> table_row(const OrderedJson& row, bool has_task, bool has_text) {
   std::vector<std::string> cells = {row["label"]};
   const bool missing = row.contains("complaints") && !row["complaints"].empty();
   if (has_task) {
     if (missing) {
       cells.insert(cells.end(), {"evidence missing", "", ""});
     } else {
-      const Json& task = row["task"];
+      const OrderedJson& task = row["task"];
       cells.push_back(fmt::format("{} ({}/{})", percent(task["accuracy"]), task["correct"].get<int64_t>(),
                                   task["questions"].get<int64_t>()));
       cells.push_back(fmt::format("{} to {}", percent(task["interval"][0]), percent(task["interval"][1])));
@@ -36,7 +31,7 @@ std::vector<std::string> table_row(const Json& row, bool has_task, bool has_text
     if (missing) {
       cells.insert(cells.end(), {"evidence missing", ""});
     } else {
-      const Json& text = row["text"];
+      const OrderedJson& text = row["text"];
       cells.push_back(fmt::format("{:.3f}", text["perplexity"].get<double>()));
       cells.push_back(text.contains("added_nats")
                           ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", text["added_nats"].get<double>(),
@@ -48,12 +43,12 @@ std::vector<std::string> table_row(const Json& row, bool has_task, bool has_text
   return cells;
 }
 
-void show(const Json& rows, const std::vector<EvaluationRow>& measured, const Globals& globals) {
+void show(const OrderedJson& rows, const std::vector<EvaluationRow>& measured, const Globals& globals) {
   const bool has_task = !measured.front().answers.empty(), has_text = measured.front().perplexity.has_value();
   std::vector<std::vector<std::string>> cells = {{"fault"}};
   if (has_task) cells[0].insert(cells[0].end(), {"accuracy", "95 % interval", "p (paired)"});
   if (has_text) cells[0].insert(cells[0].end(), {"perplexity", "added nats a token, 95 %"});
-  for (const Json& row : rows) cells.push_back(table_row(row, has_task, has_text));
+  for (const OrderedJson& row : rows) cells.push_back(table_row(row, has_task, has_text));
   const std::string text = table(cells);
   const std::size_t heading = text.find('\n');
   print(styled(Style::kHeading, text.substr(0, heading)) + text.substr(heading));
@@ -65,7 +60,7 @@ void show(const Json& rows, const std::vector<EvaluationRow>& measured, const Gl
   }
 }
 
-std::string write_record(const EvaluationRecord& record, const Json& rows, const LoadedModel& loaded,
+std::string write_record(const EvaluationRecord& record, const OrderedJson& rows, const LoadedModel& loaded,
                          const std::vector<EvaluationRow>& measured, const Globals& globals) {
   Manifest manifest;
   manifest.recipe_name = record.name;
@@ -75,10 +70,10 @@ std::string write_record(const EvaluationRecord& record, const Json& rows, const
   manifest.versions = as_record(versions_json());
   manifest.host = host_description();
   manifest.device = {{"name", loaded.model->device().str()}};
-  for (const Json& row : rows) manifest.plan.push_back(as_record(row["rules"]));
+  for (const OrderedJson& row : rows) manifest.plan.push_back(as_record(row["rules"]));
   RunDirectory directory = RunDirectory::create(record.out, manifest);
   write_provenance(directory.path(), globals, &loaded);
-  for (const faultline::Json& event : answer_events(measured)) directory.events().append(event);
+  for (const Json& event : answer_events(measured)) directory.events().append(event);
   directory.events().flush_step();
   Summary summary;
   summary.results = {{"kind", "eval"}, {"rows", as_record(rows)}};
@@ -88,8 +83,8 @@ std::string write_record(const EvaluationRecord& record, const Json& rows, const
 
 }  // namespace
 
-faultline::Json answer_events(const std::vector<EvaluationRow>& rows) {
-  auto events = faultline::Json::array();
+Json answer_events(const std::vector<EvaluationRow>& rows) {
+  auto events = Json::array();
   for (const EvaluationRow& row : rows)
     for (const Answer& answer : row.answers)
       events.push_back({{"kind", "answer"},
@@ -113,7 +108,7 @@ ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, co
       progress.advance(count);
     });
   }
-  const Json rows = evaluation_json(measured);
+  const OrderedJson rows = evaluation_json(measured);
   std::string written;
   if (!record.out.empty()) written = write_record(record, rows, loaded, measured, globals);
   if (globals.json) {
@@ -121,7 +116,7 @@ ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, co
                 {"model", loaded.path.string()},
                 {"seed", record.seed},
                 {"rows", rows},
-                {"record", written.empty() ? Json() : Json(written)}});
+                {"record", written.empty() ? OrderedJson() : OrderedJson(written)}});
   } else {
     show(rows, measured, globals);
     if (!written.empty()) print(fmt::format("\nrecord: {}\n", written));
@@ -137,17 +132,17 @@ ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, co
   return code;
 }
 
-ExitCode show_predictions(const Evaluation& evaluation, const std::string& command, const Json& recipe,
+ExitCode show_predictions(const Evaluation& evaluation, const std::string& command, const OrderedJson& recipe,
                           const Globals& globals) {
-  const Json plans = evaluation.predictions();
+  const OrderedJson plans = evaluation.predictions();
   if (globals.json) {
     print_json({{"command", command}, {"dry_run", true}, {"recipe", recipe}, {"predictions", plans}});
     return ExitCode::kOk;
   }
   std::vector<std::vector<std::string>> rows = {{"rule", "forward", "sites", "calls a forward"}};
-  for (const Json& plan : plans)
+  for (const OrderedJson& plan : plans)
     for (const auto& [kind, rules] : plan.items())
-      for (const Json& rule : rules)
+      for (const OrderedJson& rule : rules)
         rows.push_back({rule["rule"], kind, fmt::format("{}", rule["sites"].get<int64_t>()),
                         fmt::format("{}", rule["calls"].get<int64_t>())});
   print(styled(Style::kHeading, "matched sites") + "\n" + table(rows));

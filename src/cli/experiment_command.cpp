@@ -25,13 +25,12 @@
 #include "experiment/start.h"
 #include "recipe/recipe.h"
 #include "record/document.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr int64_t kDiagnosisTokens = 24;
 
 Node load_scaled(const fs::path& file, const std::string& scale, const std::vector<std::string>& overrides) {
@@ -59,7 +58,7 @@ std::string choose_model(Node& recipe, const ExperimentOptions& options, const f
   return lasting.string();
 }
 
-OrderedJson diagnose(LoadedModel& loaded, const std::string& method, uint64_t seed) {
+OrderedJson diagnose_for_experiment(LoadedModel& loaded, const std::string& method, uint64_t seed) {
   std::vector<int64_t> tokens = loaded.tokenizer.encode(
       "A train leaves the station at nine and covers sixty miles an hour. How far has it gone at noon, and how long "
       "would a car at forty miles an hour need for the same way?");
@@ -180,16 +179,6 @@ void check_pilot(const Experiment& experiment, const CampaignPart& part) {
 
 }  // namespace
 
-std::vector<std::string> comma_separated(const std::string& text) {
-  std::vector<std::string> words;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
-}
-
 std::vector<int64_t> parse_indices(const std::string& option, const std::string& text) {
   std::vector<int64_t> indices;
   for (const std::string& word : comma_separated(text)) {
@@ -256,7 +245,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
     progress.on_line = [&](const std::string& line) {
       if (!globals.quiet && !globals.json) print_now(line + "\n");
     };
-    experiment.open(loaded, diagnose, progress);
+    experiment.open(loaded, diagnose_for_experiment, progress);
     write_provenance(folder, globals, &loaded);
     if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
     merged = merge_folders(experiment, options.merge, adopted);

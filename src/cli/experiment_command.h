@@ -28,7 +28,6 @@ ExitCode run_experiment_command(const ModelOptions& model, const ExperimentOptio
                                 const std::filesystem::path& recipe_file, const std::vector<std::string>& overrides,
                                 const std::filesystem::path& out, const Globals& globals);
 
-std::vector<std::string> comma_separated(const std::string& text);
 // "0-4,7" as a set. UsageError that names the option.
 std::vector<int64_t> parse_indices(const std::string& option, const std::string& text);
 

@@ -7,11 +7,10 @@
 #include "base/text.h"
 #include "cli/output.h"
 #include "experiment/training_run.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 std::string points(const Json& value) { return fmt::format("{:.1f}", 100 * value.get<double>()); }
 

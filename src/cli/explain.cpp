@@ -11,12 +11,11 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "numeric/rule.h"
+#include "record/json_text.h"
 #include "task/task.h"
 
 namespace faultline::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::string example_yaml(const std::string& short_form, const std::string& name) {
   Node rule = Node::map();
@@ -32,17 +31,17 @@ std::string example_yaml(const std::string& short_form, const std::string& name)
   return to_yaml(rule);
 }
 
-Json parameter_json(const ParameterInfo& info) {
+OrderedJson parameter_json(const ParameterInfo& info) {
   return {{"name", info.name},
           {"type", describe(info.schema)},
           {"required", info.required},
-          {"default", info.default_value ? to_json(*info.default_value) : Json()},
+          {"default", info.default_value ? to_json(*info.default_value) : OrderedJson()},
           {"meaning", info.meaning}};
 }
 
-Json explain_fault(const KindInfo& info) {
-  Json json = {{"name", info.name}, {"is", "fault"}, {"summary", info.summary}, {"formula", info.formula}};
-  json["parameters"] = Json::array();
+OrderedJson explain_fault(const KindInfo& info) {
+  OrderedJson json = {{"name", info.name}, {"is", "fault"}, {"summary", info.summary}, {"formula", info.formula}};
+  json["parameters"] = OrderedJson::array();
   for (const ParameterInfo& parameter : info.parameters) json["parameters"].push_back(parameter_json(parameter));
   json["short_form"] = info.example;
   json["yaml"] = example_yaml(info.example, "my_" + info.name);
@@ -64,13 +63,14 @@ bool takes(const FormatInfo& format, const std::string& parameter) {
   return true;
 }
 
-Json explain_format(const FormatInfo& info) {
+OrderedJson explain_format(const FormatInfo& info) {
   const KindInfo& quantize = kind_info(FaultKind::kQuantize);
-  Json json = {{"name", info.name}, {"is", "format"}, {"summary", quantize.summary}, {"formula", quantize.formula}};
+  OrderedJson json = {
+      {"name", info.name}, {"is", "format"}, {"summary", quantize.summary}, {"formula", quantize.formula}};
   json["block"] = info.block;
   json["scale"] = info.scale;
   json["element"] = info.element;
-  json["parameters"] = Json::array();
+  json["parameters"] = OrderedJson::array();
   for (const ParameterInfo& parameter : quantize.parameters) {
     if (takes(info, parameter.name)) json["parameters"].push_back(parameter_json(parameter));
   }
@@ -81,15 +81,16 @@ Json explain_format(const FormatInfo& info) {
   return json;
 }
 
-Json explain_schedule(const ScheduleInfo& info) {
-  Json json = {{"name", info.name}, {"is", "schedule"}, {"summary", "strength by step"}, {"formula", info.formula}};
-  json["parameters"] = Json::array();
+OrderedJson explain_schedule(const ScheduleInfo& info) {
+  OrderedJson json = {
+      {"name", info.name}, {"is", "schedule"}, {"summary", "strength by step"}, {"formula", info.formula}};
+  json["parameters"] = OrderedJson::array();
   for (const ScheduleParameter& parameter : info.parameters) {
     json["parameters"].push_back(
         {{"name", parameter.name},
          {"type", parameter.type + ", " + parameter.range},
          {"required", parameter.default_value == "none"},
-         {"default", parameter.default_value == "none" ? Json() : Json(parameter.default_value)},
+         {"default", parameter.default_value == "none" ? OrderedJson() : OrderedJson(parameter.default_value)},
          {"meaning", parameter.meaning}});
   }
   json["short_form"] = info.example;
@@ -100,10 +101,10 @@ Json explain_schedule(const ScheduleInfo& info) {
   return json;
 }
 
-Json explain_task(const TaskInfo& info) {
-  Json json = {{"name", info.name}, {"is", "task"}, {"summary", info.summary}};
+OrderedJson explain_task(const TaskInfo& info) {
+  OrderedJson json = {{"name", info.name}, {"is", "task"}, {"summary", info.summary}};
   json["formula"] = "reward 1 if the last '#### N' of the response's last 300 characters is the answer, else 0";
-  json["parameters"] = Json::array();
+  json["parameters"] = OrderedJson::array();
   for (const SchemaField& field : info.options.data().fields) {
     json["parameters"].push_back(parameter_json(
         {field.name, field.schema, field.options.default_value, field.options.doc, field.options.required}));
@@ -123,7 +124,7 @@ std::vector<std::string> known_names() {
   return known;
 }
 
-Json find_entry(const std::string& name) {
+OrderedJson find_entry(const std::string& name) {
   for (const KindInfo& info : kind_infos()) {
     if (info.name == name) return explain_fault(info);
   }
@@ -151,7 +152,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-std::string entry_text(const Json& entry) {
+std::string entry_text(const OrderedJson& entry) {
   const auto word = [&](const char* key) { return entry[key].get<std::string>(); };
   std::string text = fmt::format("{} ({}): {}\n  {}\n", styled(Style::kHeading, word("name")), word("is"),
                                  word("summary"), word("formula"));
@@ -160,8 +161,8 @@ std::string entry_text(const Json& entry) {
   }
   text += "\n" + styled(Style::kHeading, "Parameters") + "\n";
   std::vector<std::vector<std::string>> rows;
-  for (const Json& parameter : entry["parameters"]) {
-    const Json& value = parameter["default"];
+  for (const OrderedJson& parameter : entry["parameters"]) {
+    const OrderedJson& value = parameter["default"];
     const std::string fallback =
         value.is_null() ? "" : "default " + (value.is_string() ? value.get<std::string>() : value.dump());
     rows.push_back({"  " + parameter["name"].get<std::string>(),
@@ -189,7 +190,7 @@ void add_explain(CLI::App& app, const Globals& globals, Run& run) {
       "Global options: see `faultline --help`.");
   command->callback([&run, &globals, name] {
     run = [&globals, name] {
-      const Json entry = find_entry(*name);
+      const OrderedJson entry = find_entry(*name);
       if (globals.json) {
         print_json(entry);
       } else {

@@ -11,15 +11,14 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "lab/injection.h"
+#include "record/json_text.h"
 #include "site/phase_guard.h"
 #include "task/evaluate.h"
 
 namespace faultline::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct Options : ModelOptions {
+struct GenerateCommand : ModelOptions {
   std::string prompt, tokens = "64", temperature = "0", top_k = "0", top_p = "1";
   bool raw = false;
 };
@@ -30,7 +29,7 @@ struct Text {
   double seconds = 0;
 };
 
-Request make_request(const Options& options, const Globals& globals, const LoadedModel& loaded) {
+Request make_request(const GenerateCommand& options, const Globals& globals, const LoadedModel& loaded) {
   if (options.prompt.empty())
     throw UsageError("the prompt is empty; give a text, e.g. faultline generate \"Why is the sky blue?\"");
   Request request;
@@ -66,7 +65,7 @@ Text speak(const LoadedModel& loaded, const Request& request, bool show) {
   return result;
 }
 
-Json text_json(const Text& text) {
+OrderedJson text_json(const Text& text) {
   const auto count = static_cast<double>(text.completion.tokens.size());
   return {{"text", text.text},
           {"tokens", text.completion.tokens},
@@ -80,7 +79,7 @@ std::size_t first_difference(const Completion& a, const Completion& b) {
   return static_cast<std::size_t>(left - a.tokens.begin());
 }
 
-ExitCode generate(const Options& options, const Globals& globals) {
+ExitCode generate(const GenerateCommand& options, const Globals& globals) {
   const std::vector<Rule> rules = read_faults(options.faults);
   LoadedModel loaded = open_model(options, globals);
   const Request request = make_request(options, globals, loaded);
@@ -94,11 +93,11 @@ ExitCode generate(const Options& options, const Globals& globals) {
   }
   const PhaseGuard phase(Phase::kRollout);
   const Text clean = speak(loaded, request, show);
-  Json json = {{"command", "generate"},
-               {"model", loaded.path.string()},
-               {"prompt", options.prompt},
-               {"seed", globals.seed()},
-               {"clean", text_json(clean)}};
+  OrderedJson json = {{"command", "generate"},
+                      {"model", loaded.path.string()},
+                      {"prompt", options.prompt},
+                      {"seed", globals.seed()},
+                      {"clean", text_json(clean)}};
   ExitCode code = ExitCode::kOk;
   if (injection) {
     if (show && !globals.quiet) print("\n" + styled(Style::kHeading, "with " + joined(options.faults, ", ")) + "\n");
@@ -108,7 +107,7 @@ ExitCode generate(const Options& options, const Globals& globals) {
     const std::size_t parted = first_difference(clean.completion, faulty.completion);
     const bool same = clean.completion.tokens == faulty.completion.tokens;
     json["faulty"] = text_json(faulty);
-    json["first_different_token"] = same ? Json() : Json(parted);
+    json["first_different_token"] = same ? OrderedJson() : OrderedJson(parted);
     json["evidence"] = proof.report;
     json["complaints"] = to_json(proof.complaints);
     if (show && !globals.quiet) {
@@ -132,7 +131,7 @@ ExitCode generate(const Options& options, const Globals& globals) {
 
 void add_generate(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("generate", "a model's answer to a prompt, clean and with faults");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<GenerateCommand>();
   command->add_option("prompt", options->prompt, "what the model is asked; with --raw, the text to continue")
       ->required()
       ->type_name("");

@@ -6,11 +6,10 @@
 
 #include "cli/output.h"
 #include "numeric/apply.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::string count_text(double count) { return fmt::format("{:.0f}", count); }
 std::string counted(double part, double whole) {
@@ -27,7 +26,7 @@ std::string rule_title(const Rule& rule) {
     const auto parameter = std::find_if(info.parameters.begin(), info.parameters.end(), same);
     if (parameter == info.parameters.end() || (parameter->default_value && *parameter->default_value == value))
       continue;
-    const Json json = to_json(value);
+    const OrderedJson json = to_json(value);
     parameters += fmt::format("{}{}={}", parameters.empty() ? "" : ", ", key,
                               json.is_string() ? json.get<std::string>() : json.dump());
   }
@@ -74,11 +73,13 @@ std::string report_text(const LedgerReport& report) {
   return text;
 }
 
-Json report_json(const LedgerReport& report) {
-  Json json = {{"name", report.rule.name}, {"rule", to_json(report.rule.source)}, {"ledger", to_json(report.numbers)}};
+OrderedJson report_json(const LedgerReport& report) {
+  OrderedJson json = {
+      {"name", report.rule.name}, {"rule", to_json(report.rule.source)}, {"ledger", to_json(report.numbers)}};
   json["expected_strength"] =
-      report.band ? Json{{"expected", report.band->expected}, {"low", report.band->low}, {"high", report.band->high}}
-                  : Json();
+      report.band
+          ? OrderedJson{{"expected", report.band->expected}, {"low", report.band->low}, {"high", report.band->high}}
+          : OrderedJson();
   json["complaints"] = to_json(report.complaints);
   return json;
 }

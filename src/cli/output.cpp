@@ -83,6 +83,8 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string number_text(double value) { return fmt::format("{:.6g}", value); }
 
+std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
 std::string share_text(double part, double whole) {
   return whole > 0 ? fmt::format("{:.4g} %", 100 * part / whole) : std::string("-");
 }
@@ -93,6 +95,16 @@ std::string shell_quoted(const std::string& argument) {
   std::string quoted = "'";
   for (const char c : argument) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
+}
+
+std::vector<std::string> comma_separated(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
 }
 
 std::string joined(const std::vector<std::string>& parts, std::string_view separator) {

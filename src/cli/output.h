@@ -25,8 +25,10 @@ std::string styled(Style style, std::string_view text);
 std::string table(const std::vector<std::vector<std::string>>& rows);
 
 std::string number_text(double value);              // six significant digits
+std::string percent(double share);                  // "12.5 %"
 std::string share_text(double part, double whole);  // "12.5 %"
 std::string shell_quoted(const std::string& argument);
+std::vector<std::string> comma_separated(const std::string& text);
 std::string joined(const std::vector<std::string>& parts, std::string_view separator);
 
 }  // namespace faultline::cli

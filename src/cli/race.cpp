@@ -215,7 +215,7 @@ std::string keys_text() {
   return text;
 }
 
-constexpr const char* kFooter =
+constexpr const char* kRaceFooter =
     "Examples:\n"
     "  faultline race --ranks 4\n"
     "  faultline race --ranks 4 'inject={target: comm_output, kind: bitflip, layer: 7, rank: 2}'\n"
@@ -268,7 +268,7 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
       ->group("");
   command->add_option("overrides", options->overrides, "key=value of the configuration; the keys are listed below")
       ->type_name("");
-  command->footer([] { return keys_text() + "\n" + kFooter; });
+  command->footer([] { return keys_text() + "\n" + kRaceFooter; });
   command->callback([&run, &globals, options] {
     run = [&globals, options] {
       if (!options->join.empty()) return race_join(*options);

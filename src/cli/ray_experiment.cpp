@@ -17,8 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMaxLog = std::size_t{1} << 20;
-constexpr int kTriesOfATrial = 3;  // of one whose process is killed
+constexpr std::size_t kMaxRemoteLog = std::size_t{1} << 20;
+constexpr int kTriesOfAnArm = 3;  // of one whose process is killed
 constexpr const char* kFolder = "experiment";
 constexpr const char* kRun = "run";  // what offer_run calls the run directory
 
@@ -56,12 +56,12 @@ RemoteTask task_of(const TrialKey& key, const Experiment& experiment, const RayE
 [[noreturn]] void fail(const TrialKey& key, const RemoteEnd& end, const fs::path& folder) {
   const std::string who = fmt::format("arm '{}', seed {}: ", key.cell, key.index);
   if (!end.error.empty()) throw RuntimeFailure(who + end.error);
-  std::string text = read_file(folder / "log.txt", kMaxLog);
+  std::string text = read_file(folder / "log.txt", kMaxRemoteLog);
   if (const std::size_t said = text.rfind("error: "); said != std::string::npos) text = text.substr(said + 7);
   while (!text.empty() && text.back() == '\n') text.pop_back();
   if (WIFSIGNALED(end.status))
     throw RuntimeFailure(
-        fmt::format("{}its process was ended by signal {}, {} times", who, WTERMSIG(end.status), kTriesOfATrial));
+        fmt::format("{}its process was ended by signal {}, {} times", who, WTERMSIG(end.status), kTriesOfAnArm));
   throw Error(static_cast<ExitCode>(WEXITSTATUS(end.status)), who + text);
 }
 
@@ -127,7 +127,7 @@ void run_on_ray(Experiment& experiment, RayCluster& cluster, const RayExperiment
       restore_run(place / kFolder);
       const int64_t taken = experiment.merge({{place / kFolder, fmt::format("the worker of arm '{}'", key.cell)}});
       if (options.on_done) options.on_done(taken);
-    } else if (end.error.empty() && WIFSIGNALED(end.status) && ++tries[{key.cell, key.index}] < kTriesOfATrial) {
+    } else if (end.error.empty() && WIFSIGNALED(end.status) && ++tries[{key.cell, key.index}] < kTriesOfAnArm) {
       left.push_back(key);
     } else {
       fail(key, end, place);

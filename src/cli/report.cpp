@@ -12,20 +12,20 @@
 namespace faultline::cli {
 namespace {
 
-struct Options {
+struct ReportOptions {
   std::vector<std::string> records;
   std::string out;
 };
 
 // Beside a single run that is a folder; in the current folder otherwise.
-std::filesystem::path default_output(const Options& options) {
+std::filesystem::path default_output(const ReportOptions& options) {
   const std::filesystem::path first = options.records.front();
   std::error_code ignored;
   return options.records.size() == 1 && std::filesystem::is_directory(first, ignored) ? first / "report.html"
                                                                                       : "report.html";
 }
 
-ExitCode write_report(const Options& options, const Globals& globals) {
+ExitCode write_report(const ReportOptions& options, const Globals& globals) {
   std::vector<report::LoadedRecord> records;
   for (const std::string& path : options.records) records.push_back(report::load_record(path));
   const std::filesystem::path out = options.out.empty() ? default_output(options) : std::filesystem::path(options.out);
@@ -48,7 +48,7 @@ ExitCode write_report(const Options& options, const Globals& globals) {
 
 void add_report(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("report", "a self-contained HTML page from the records of one or more runs");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReportOptions>();
   command
       ->add_option("records", options->records,
                    "run directories, folders of experiments or triages, the JSON file of a race, diagnosis or scan, a "

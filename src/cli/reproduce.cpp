@@ -29,7 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ReproduceOptions {
   std::string record, out = "reproduced", tolerance = "0";
   bool anyway = false;
   RerunChoice choice;
@@ -247,7 +247,7 @@ void show(const RecordComparison& result, const Rerun& rerun, double tolerance) 
     print(fmt::format("and {} more\n", result.different - result.differences.size()));
 }
 
-ExitCode reproduce(const Options& options, const Globals& globals) {
+ExitCode reproduce(const ReproduceOptions& options, const Globals& globals) {
   const double tolerance = parse_number("--tolerance", options.tolerance, 0, 1);
   const report::LoadedRecord record = load_whole(options.record, "Only a whole record can be reproduced.");
   FreshFolder folder(options.out, record.name);
@@ -288,7 +288,7 @@ ExitCode reproduce(const Options& options, const Globals& globals) {
 
 void add_reproduce(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("reproduce", "make a published result again from its record, and compare");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ReproduceOptions>();
   command
       ->add_option("record", options->record,
                    "a run directory (eval, run, train), the JSON file of a race, the folder of a triage or of an "

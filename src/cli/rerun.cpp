@@ -20,10 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using report::LoadedRecord;
 
-[[noreturn]] void refuse(const LoadedRecord& record, const std::string& why) {
-  throw UsageError(fmt::format("{}: {}", record.path.string(), why));
-}
-
 std::string text_at(const Json& json, const char* key) {
   const Json& value = report::at(json, key);
   return value.is_string() ? value.get<std::string>() : "";
@@ -46,7 +42,8 @@ std::vector<std::string> eval_words(const LoadedRecord& record, const Json& comm
   bool seen = false;
   for (const Json& item : command) {
     const std::string word = item.is_string() ? item.get<std::string>() : "";
-    if (word.find(kRedacted) != std::string::npos) refuse(record, "its command held a secret, which was not recorded");
+    if (word.find(kRedacted) != std::string::npos)
+      refuse_rerun(record, "its command held a secret, which was not recorded");
     const bool is_option = word.starts_with("--") && word.size() > 2;
     const std::string name = is_option ? word.substr(0, word.find('=')) : option;
     const bool left_out = name == "--json" || name == "--quiet" || name == "--out" || name == "--model" ||
@@ -57,13 +54,13 @@ std::vector<std::string> eval_words(const LoadedRecord& record, const Json& comm
     }
     const bool hides = std::find(commands.begin(), commands.end(), word) != commands.end();
     if (!is_option && (option.empty() || (option == "--fault" && hides)))
-      refuse(record, fmt::format("its command holds '{}', which no evaluation takes", word.substr(0, 80)));
+      refuse_rerun(record, fmt::format("its command holds '{}', which no evaluation takes", word.substr(0, 80)));
     if (!left_out) kept.push_back(word);
     const bool flag = name == "--json" || name == "--quiet" || name == "--version" || name == "--help";
     const bool takes_more = is_option ? word.find('=') == std::string::npos && !flag : option == "--fault";
     option = takes_more ? name : "";
   }
-  if (!seen) refuse(record, "its command is no evaluation");
+  if (!seen) refuse_rerun(record, "its command is no evaluation");
   return kept;
 }
 
@@ -82,9 +79,9 @@ bool began_with_a_shared_start(const LoadedRecord& record) {
 Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands,
                        const RerunChoice& choice) {
   if (began_with_a_shared_start(record))
-    refuse(record,
-           "it is a trial of an experiment, which shares its supervised steps with other trials; reproduce the "
-           "experiment's folder, with --arms and --seeds for this trial alone");
+    refuse_rerun(record,
+                 "it is a trial of an experiment, which shares its supervised steps with other trials; reproduce the "
+                 "experiment's folder, with --arms and --seeds for this trial alone");
   const Manifest& manifest = *record.manifest;
   Rerun rerun;
   rerun.result = folder / "runs";
@@ -99,7 +96,8 @@ Rerun of_run_directory(const LoadedRecord& record, const fs::path& folder, const
     // Its run directory holds one run; such a section would make the command carry out something else.
     for (const char* section : {"diagnose", "experiment"})
       if (recipe.contains(section))
-        refuse(record, fmt::format("the recipe in its manifest has a section {}, which no run directory has", section));
+        refuse_rerun(record,
+                     fmt::format("the recipe in its manifest has a section {}, which no run directory has", section));
     const std::string dtype = text_at(known, "dtype"), older = text_at(recipe, "dtype");
     recipe.erase("dtype");
     if (!model.empty()) recipe["model"] = model;
@@ -119,7 +117,7 @@ Rerun of_race(const LoadedRecord& record, const fs::path& folder) {
   const Json& config = report::at(how, "config");
   const Json& ranks = report::at(how, "ranks");
   if (!config.is_object() || !ranks.is_number_integer())
-    refuse(record, "it does not say how it was made (races do since --out keeps made_by); run the race again");
+    refuse_rerun(record, "it does not say how it was made (races do since --out keeps made_by); run the race again");
   const fs::path file = folder / "race.json";
   write_file_atomically(file, to_json_text({{"race", config}}, 2) + "\n");
   Rerun rerun;
@@ -144,7 +142,7 @@ Rerun of_triage(const LoadedRecord& record, const fs::path& folder) {
   std::error_code error;
   const fs::path recipe = record.path / "recipe.resolved.yaml", copy = folder / "recipe.yaml";
   fs::copy_file(recipe, copy, error);
-  if (error) refuse(record, fmt::format("recipe.resolved.yaml cannot be copied: {}", error.message()));
+  if (error) refuse_rerun(record, fmt::format("recipe.resolved.yaml cannot be copied: {}", error.message()));
   Rerun rerun;
   rerun.result = folder / "triage";
   rerun.arguments = {"triage", "run", "--recipe", copy.string(), "--out", rerun.result.string()};
@@ -199,13 +197,17 @@ Json recorded_content(const LoadedRecord& record, const Rerun& rerun) {
 
 }  // namespace
 
+void refuse_rerun(const LoadedRecord& record, const std::string& why) {
+  throw UsageError(fmt::format("{}: {}", record.path.string(), why));
+}
+
 Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::vector<std::string>& commands,
                  const RerunChoice& choice) {
   Rerun rerun;
   if (record.kind == "experiment")
     rerun = rerun_of_experiment(record, text_at(model_of(record, choice), "path"), folder, choice);
   else if (!choice.arms.empty() || !choice.seeds.empty())
-    refuse(record, "--arms and --seeds choose trials of an experiment, and it is none");
+    refuse_rerun(record, "--arms and --seeds choose trials of an experiment, and it is none");
   else if (record.manifest)
     rerun = of_run_directory(record, folder, commands, choice);
   else if (record.kind == "race")
@@ -215,7 +217,7 @@ Rerun plan_rerun(const LoadedRecord& record, const fs::path& folder, const std::
   else if (record.kind == "campaign")
     rerun = rerun_of_campaign(record, made_by(record), text_at(model_of(record, choice), "path"), folder);
   else
-    refuse(
+    refuse_rerun(
         record,
         fmt::format(
             "a record of kind '{}' cannot be made again from itself alone; wanted a run directory "

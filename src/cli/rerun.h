@@ -33,6 +33,8 @@ struct Rerun {
 Rerun plan_rerun(const report::LoadedRecord& record, const std::filesystem::path& folder,
                  const std::vector<std::string>& commands, const RerunChoice& choice);
 
+[[noreturn]] void refuse_rerun(const report::LoadedRecord& record, const std::string& why);  // UsageError with its path
+
 // Of the programs that made it; none where it does not say.
 std::vector<Json> versions_of(const report::LoadedRecord& record, const RerunChoice& choice);
 // Path and fingerprint, the path as chosen; without what neither says.

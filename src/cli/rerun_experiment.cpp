@@ -19,10 +19,6 @@ using report::LoadedRecord;
 
 std::string label_of(const std::string& arm, int64_t seed) { return fmt::format("{}/{}", arm, seed); }
 
-[[noreturn]] void refuse(const LoadedRecord& record, const std::string& why) {
-  throw UsageError(fmt::format("{}: {}", record.path.string(), why));
-}
-
 struct Trials {
   std::set<std::string> arms, devices;
   std::set<int64_t> seeds;
@@ -46,14 +42,15 @@ Trials choose(const LoadedRecord& record, const RerunChoice& choice) {
     for (const std::string& arm : comma_separated(choice.arms)) trials.arms.insert(arm);
   if (!choice.seeds.empty())
     for (const int64_t seed : parse_indices("--seeds", choice.seeds)) trials.seeds.insert(seed);
-  if (known.empty()) refuse(record, "it has no trials");
+  if (known.empty()) refuse_rerun(record, "it has no trials");
   for (const std::string& arm : trials.arms)
     for (const int64_t seed : trials.seeds) {
       const auto found = known.find(label_of(arm, seed));
       if (found == known.end())
-        refuse(record, fmt::format("it has no trial of arm '{}' and seed {}; choose with --arms and --seeds what it "
-                                   "has, or let it finish first",
-                                   arm, seed));
+        refuse_rerun(record,
+                     fmt::format("it has no trial of arm '{}' and seed {}; choose with --arms and --seeds what it "
+                                 "has, or let it finish first",
+                                 arm, seed));
       trials.chosen.push_back(found->second);
       trials.devices.insert(found->second->at("outcome").at("device").get<std::string>());
     }
@@ -78,16 +75,16 @@ Rerun rerun_of_experiment(const LoadedRecord& record, const std::string& model, 
                           const RerunChoice& choice) {
   std::error_code ignored;
   if (!fs::exists(record.path / "experiment.json", ignored))
-    refuse(record, "there is no experiment.json: it does not say how it was made");
+    refuse_rerun(record, "there is no experiment.json: it does not say how it was made");
   const Trials trials = choose(record, choice);
   const Json plan = read_experiment_plan(record.path);
   Json recipe = plan.at("recipe");
   Json& experiment = recipe.at("experiment");
   for (const std::string& arm : trials.arms)
-    if (!experiment.at("arms").contains(arm)) refuse(record, fmt::format("its recipe has no arm '{}'", arm));
+    if (!experiment.at("arms").contains(arm)) refuse_rerun(record, fmt::format("its recipe has no arm '{}'", arm));
   if (trials.devices.size() > 1)
-    refuse(record, fmt::format("its trials ran on {}; choose those of one device with --arms and --seeds",
-                               fmt::join(trials.devices, " and ")));
+    refuse_rerun(record, fmt::format("its trials ran on {}; choose those of one device with --arms and --seeds",
+                                     fmt::join(trials.devices, " and ")));
   if (!model.empty()) recipe["model"] = model;
   experiment.erase("scales");  // it is resolved
   experiment["seeds"] = std::max(experiment.at("seeds").get<int64_t>(), *trials.seeds.rbegin() + 1);

@@ -18,7 +18,7 @@
 namespace faultline::cli {
 namespace {
 
-struct Options : ModelOptions {
+struct RunOptions : ModelOptions {
   std::string recipe, out = "runs";
   std::vector<std::string> overrides;
   bool dry_run = false, summarise = false, out_given = false;
@@ -59,7 +59,7 @@ void refuse_recipe_of_another_command(const Node& config, const std::string& fil
 }
 
 // The recipe names the store of a campaign; it lies in the folder of --out, or here.
-std::string store_path(const Options& options, const std::string& name) {
+std::string store_path(const RunOptions& options, const std::string& name) {
   if (!options.out_given) return name;
   std::error_code error;
   if (!options.summarise && !options.dry_run) std::filesystem::create_directories(options.out, error);
@@ -67,7 +67,7 @@ std::string store_path(const Options& options, const std::string& name) {
   return (std::filesystem::path(options.out) / name).string();
 }
 
-ExitCode run_recipe(const Options& options, const Globals& globals) {
+ExitCode run_recipe(const RunOptions& options, const Globals& globals) {
   const Node config = load_config(options.recipe);
   if (config.find("experiment") != nullptr) {
     ExperimentOptions experiment = options.experiment;
@@ -116,7 +116,7 @@ ExitCode run_recipe(const Options& options, const Globals& globals) {
 
 void add_run(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("run", "carry out a recipe: an injection run or an experiment, with proof");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   command->add_option("recipe", options->recipe, "a .yaml or .json file")->required()->type_name("");
   command->add_option("overrides", options->overrides, "key=value, +key=value, ~key, as in Hydra")->type_name("");
   offer(command->add_option("--dtype", options->dtype, "what the model computes in")

@@ -14,13 +14,12 @@
 #include "diagnose/quant_scan.h"
 #include "numeric/fault.h"
 #include "record/atomic_file.h"
+#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
-struct Options : ModelOptions {
+struct ScanCommand : ModelOptions {
   std::string formats = "mxfp4", prompt = "How many apples are left if seven of twenty are eaten?", surface = "all",
               rows = "12", out;
 };
@@ -63,7 +62,7 @@ void show(const OrderedJson& json, std::size_t limit) {
   }
 }
 
-ExitCode scan(const Options& options, const Globals& globals) {
+ExitCode scan(const ScanCommand& options, const Globals& globals) {
   ScanOptions wanted;
   wanted.formats = formats_of(options.formats);
   if (options.surface != "all" && options.surface != "weights" && options.surface != "activations")
@@ -94,7 +93,7 @@ ExitCode scan(const Options& options, const Globals& globals) {
 
 void add_scan(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("scan", "what number formats do to a model's weights and activations");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ScanCommand>();
   add_model_options(*command, *options);
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command->add_option(name, value, text)->group("Scan")->type_name(type)->capture_default_str();

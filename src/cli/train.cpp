@@ -16,27 +16,24 @@
 #include "cli/train_replicas.h"
 #include "experiment/training_run.h"
 #include "recipe/recipe.h"
+#include "record/json_text.h"
 #include "train/export.h"
 
 namespace faultline::cli {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr const char* kDefaultRecipe =
     "task: {name: arithmetic}\n"
     "train: {algorithm: grpo, sft: {}, lr: 1.0e-5}\n";
 
-struct Options : ModelOptions {
+struct TrainOptions : ModelOptions {
   std::string recipe, out = "runs", resume;
   std::vector<std::string> overrides;
   bool dry_run = false;
 };
 
-Json as_record(const OrderedJson& json) { return Json::parse(json.dump()); }  // keys sorted
-
 // The first word is a recipe unless it is an override.
-Node load(Options& options) {
+Node load(TrainOptions& options) {
   const bool named =
       !options.recipe.empty() && options.recipe.find('=') == std::string::npos && !options.recipe.starts_with("~");
   if (!named && !options.recipe.empty()) options.overrides.insert(options.overrides.begin(), options.recipe);
@@ -46,7 +43,7 @@ Node load(Options& options) {
 }
 
 // What a resumed run was asked: its manifest holds the resolved recipe.
-Node load_resumed(Options& options) {
+Node load_resumed(TrainOptions& options) {
   if (!options.recipe.empty() || !options.overrides.empty())
     throw UsageError("--resume takes the recipe from the run itself; give neither a recipe nor overrides");
   const Manifest manifest = read_manifest(std::filesystem::path(options.resume) / "manifest.json");
@@ -56,7 +53,7 @@ Node load_resumed(Options& options) {
   return parse_recipe(to_json_text(recipe), {});
 }
 
-RunDirectory open_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed) {
+RunDirectory open_directory(const TrainOptions& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed) {
   Json resolved = as_record(to_json(recipe));
   resolved["dtype"] = options.dtype;
   if (!options.resume.empty()) return RunDirectory::open(options.resume, resolved);
@@ -177,19 +174,19 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
 }
 
 // The first rank's directory, or this rank's own below it: every process leaves the proof of what it did.
-RunDirectory open_shared_directory(const Options& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed,
-                                   const TrainingJob& job) {
+RunDirectory open_shared_directory(const TrainOptions& options, const Node& recipe, const LoadedModel& loaded,
+                                   uint64_t seed, const TrainingJob& job) {
   if (job.replicas.rank == 0) {
     RunDirectory directory = open_directory(options, recipe, loaded, seed);
     job.tell(directory.path().string());
     return directory;
   }
-  Options own = options;
+  TrainOptions own = options;
   own.out = (std::filesystem::path(job.tell("")) / fmt::format("rank-{}", job.replicas.rank)).string();
   return open_directory(own, recipe, loaded, seed);
 }
 
-ExitCode train(Options options, const Globals& given) {
+ExitCode train(TrainOptions options, const Globals& given) {
   const Node recipe = options.resume.empty() ? load(options) : load_resumed(options);
   TrainingSpec spec = read_training(recipe);
   options.model = recipe.at("model").as_string();
@@ -243,7 +240,7 @@ ExitCode train(Options options, const Globals& given) {
 
 void add_train(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("train", "supervised fine-tuning and GRPO, under faults and noise, resumable");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TrainOptions>();
   command->add_option("recipe", options->recipe, "a .yaml or .json file; without one: SFT and GRPO on arithmetic")
       ->type_name("");
   command->add_option("overrides", options->overrides, "key=value, +key=value, ~key, as in Hydra")->type_name("");

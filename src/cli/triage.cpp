@@ -151,7 +151,7 @@ ExitCode triage_bisect(const TriageOptions& options, const Globals& globals) {
   return result.found ? ExitCode::kOk : ExitCode::kFound;
 }
 
-constexpr const char* kFooter =
+constexpr const char* kTriageFooter =
     "Examples:\n"
     "  faultline triage run --recipe recipes/race-smoke.yaml --dry-run\n"
     "  faultline triage run --recipe recipes/race-smoke.yaml --out runs/smoke trials=4\n"
@@ -188,7 +188,7 @@ void add_common(CLI::App* command, TriageOptions& options) {
 void add_triage(CLI::App& app, const Globals& globals, Run& run) {
   CLI::App* command = app.add_subcommand("triage", "a matrix of mitigations around the race, judged with statistics");
   command->require_subcommand(1);
-  command->footer(kFooter);
+  command->footer(kTriageFooter);
   auto options = std::make_shared<TriageOptions>();
   CLI::App* runs = command->add_subcommand("run", "run the recipe's matrix, or go on with it");
   add_common(runs, *options);

@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 
+#include "record/json_text.h"
+
 namespace faultline {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kTrialsOfAPool = 300, kHealthyRuns = 1000, kIntermittent = 100;
 constexpr std::array kSiteClasses = {"layer output", "linear", "norm", "attention", "activation"};

@@ -10,11 +10,10 @@
 #include "base/stats.h"
 #include "diagnose/campaign.h"
 #include "diagnose/campaign_bars.h"
+#include "record/json_text.h"
 
 namespace faultline {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 struct Counts {
   int64_t trials = 0, found = 0, layer = 0, three = 0, place = 0, kind = 0;
@@ -38,7 +37,7 @@ OrderedJson to_json(const Counts& counts) {
           {"kind", rate(counts.kind, counts.trials)}};
 }
 
-struct Cost {
+struct MethodCost {
   int64_t diagnoses = 0;
   double seconds = 0, forwards = 0, layer_forwards = 0;
 
@@ -69,13 +68,13 @@ struct Method {
   std::map<std::string, std::map<std::string, int64_t>> confusion;  // planted, said
   std::map<std::string, Healthy> healthy;                           // by type and shape; "all"
   std::map<std::string, Pair> against_classic;                      // by pool; "all"
-  Cost once;                                                        // diagnoses of one pass
+  MethodCost once;                                                  // diagnoses of one pass
   int64_t not_met = 0;  // trials whose fault changed nothing while this method looked
 };
 
 const std::set<std::string> kMethods = {"classic", "self", "shadow"};
 
-struct Summary {
+struct CampaignSummary {
   std::map<std::string, Method> methods;
   std::map<std::string, int64_t> inactive;  // by planted fault
   int64_t planted = 0, diagnoses = 0;
@@ -84,7 +83,8 @@ struct Summary {
   void add_said(Method& method, const Trial& trial, const Json& said, std::optional<bool> classic_right) const;
 };
 
-void Summary::add_said(Method& method, const Trial& trial, const Json& said, std::optional<bool> classic_right) const {
+void CampaignSummary::add_said(Method& method, const Trial& trial, const Json& said,
+                               std::optional<bool> classic_right) const {
   const Json& outcome = trial.outcome;
   if (said.value("passes", 1) == 1) method.once.add(said);
   if (trial.key.cell == "healthy") {
@@ -118,7 +118,7 @@ void Summary::add_said(Method& method, const Trial& trial, const Json& said, std
   }
 }
 
-void Summary::add(const Trial& trial) {
+void CampaignSummary::add(const Trial& trial) {
   const Json& outcome = trial.outcome;
   if (outcome.value("inactive", false)) {
     ++inactive[outcome.value("fault", "")];
@@ -167,7 +167,7 @@ bool met_fault(const Json& said) { return said.value("changed", 1) != 0; }
 
 OrderedJson summarise(const std::function<void(const std::function<void(const Trial&)>&)>& for_each,
                       const std::string& origin) {
-  Summary summary;
+  CampaignSummary summary;
   for_each([&](const Trial& trial) {
     try {
       summary.add(trial);

@@ -17,7 +17,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace campaign_test {
 
 // Says that everything was found, without a model.
 class Clerk : public TrialExecutor {
@@ -183,5 +183,5 @@ TEST(Worker, RefusesWhatIsNoCampaign) {
   EXPECT_THROW(serve_trials(in, out, [](const CampaignMachine&) {}), UsageError);
 }
 
-}  // namespace
+}  // namespace campaign_test
 }  // namespace faultline

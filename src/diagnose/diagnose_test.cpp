@@ -17,7 +17,7 @@
 #include "numeric/apply.h"
 
 namespace faultline {
-namespace {
+namespace diagnose_test {
 
 ModelConfig tiny_config(int64_t layers = 6) {
   ModelConfig config;
@@ -329,5 +329,5 @@ TEST(HalfUlp, IsHalfTheDistanceToTheNextNumber) {
   EXPECT_GT(half[4].item<double>(), 0);
 }
 
-}  // namespace
+}  // namespace diagnose_test
 }  // namespace faultline

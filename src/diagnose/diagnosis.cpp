@@ -3,10 +3,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "record/json_text.h"
+
 namespace faultline {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 // JSON has no infinity; null says that nothing was allowed, or that the value was not finite.
 OrderedJson number(double value) { return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr); }

@@ -6,15 +6,14 @@
 
 #include "base/text.h"
 #include "diagnose/interview.h"
+#include "diagnose/observation.h"
 #include "diagnose/self.h"
 
 namespace faultline {
 namespace {
 
-constexpr double kFunctionError = 0x1p-20, kTiny = 0x1p-90, kTinyBound = 0x1p-40, kLarge = 128;
-constexpr int64_t kPatternRows = 12, kAttentionRows = 4;
-
-at::Tensor flat(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40, kLarge = 128;
+constexpr int64_t kAskedRows = 12, kAttentionRows = 4;
 
 // Signs at random; half of the rows level, the others over eight powers of two.
 at::Tensor patterns(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype) {
@@ -100,7 +99,7 @@ void Interview::add_norm(const std::string& path, const ModuleFacts& facts) {
   const PlanPause pause;
   const at::Tensor weight = facts.weight.to(at::kDouble);
   const at::Tensor level = 1 / weight.abs().clamp_min(1e-2 * weight.abs().mean() + 1e-30);
-  at::Tensor x = patterns({kPatternRows, weight.numel()}, mix64(options_.seed, 7), dtype_).to(weight.device());
+  at::Tensor x = patterns({kAskedRows, weight.numel()}, mix64(options_.seed, 7), dtype_).to(weight.device());
   const int64_t half = x.size(0) / 2;
   x = at::cat(
       {(x.narrow(0, 0, half).to(at::kDouble) * level / level.mean()).to(dtype_), x.narrow(0, half, x.size(0) - half)});
@@ -117,7 +116,7 @@ void Interview::add_norm(const std::string& path, const ModuleFacts& facts) {
 
 void Interview::add_activation(const std::string& path) {
   const PlanPause pause;
-  at::Tensor x = patterns({kPatternRows, 256}, mix64(options_.seed, 8), dtype_);
+  at::Tensor x = patterns({kAskedRows, 256}, mix64(options_.seed, 8), dtype_);
   for (int64_t row = 0; row < x.size(0) / 2; ++row) x[row].mul_(row < 3 ? kLarge : 6);
   x[0].abs_();
   x = x.to(inputs_.at(0).device());
@@ -171,7 +170,7 @@ void Interview::add_mlp(const std::string& path) {
   const PlanPause pause;
   const int64_t hidden = find(up)->weight.defined() ? find(up)->weight.size(1) : 0;
   if (hidden == 0) return;
-  const at::Tensor x = patterns({kPatternRows, hidden}, mix64(options_.seed, 10), dtype_).to(find(up)->weight.device());
+  const at::Tensor x = patterns({kAskedRows, hidden}, mix64(options_.seed, 10), dtype_).to(find(up)->weight.device());
   for (const auto& [child, facts] : modules_)
     if (child.starts_with(path + ".") && facts.type == "linear")
       operator_products_ += static_cast<double>(x.size(0) * facts.weight.numel());

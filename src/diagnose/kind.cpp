@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 
+#include "base/stats.h"
 #include "diagnose/kind_formulas.h"
 
 namespace faultline {
@@ -92,7 +93,7 @@ bool name_from_nothing(const Picture& picture, Kind& kind) {
     if (!element.changed) continue;
     sizes.push_back(std::abs(element.observed)), positive += element.observed > 0;
   }
-  const double size = median(sizes);
+  const double size = upper_median(sizes);
   const double same =
       share(picture, true, [&](const Element& e) { return std::abs(std::abs(e.observed) - size) <= 0.02 * size; });
   if (same < kNearlyAll) return false;
@@ -122,9 +123,9 @@ bool name_rare(const Picture& picture, Kind& kind) {
     moved.push_back(std::abs(element.observed - element.expected) /
                     std::max(std::abs(element.expected), 0.01 * largest));
   }
-  if (median(moved) < 0.5) return false;
+  if (upper_median(moved) < 0.5) return false;
   kind.name = "spike";
-  kind.detail = fmt::format("about {:.3g} times the row's largest", median(sizes));
+  kind.detail = fmt::format("about {:.3g} times the row's largest", upper_median(sizes));
   return true;
 }
 
@@ -135,7 +136,7 @@ void name_noise(const Picture& picture, bool fresh, Kind& kind) {
       relative.push_back(std::abs(element.observed - element.expected) / std::abs(element.expected));
   kind.name = "noise";
   kind.detail =
-      fmt::format("{}median error {:.3g} of the value", fresh ? "fresh at every call; " : "", median(relative));
+      fmt::format("{}median error {:.3g} of the value", fresh ? "fresh at every call; " : "", upper_median(relative));
 }
 
 }  // namespace

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/stats.h"
+#include "diagnose/observation.h"
+
 namespace faultline {
 namespace {
-
-constexpr double kRoundedReference = 0x1p-7;  // the row's largest was itself rounded, of bf16 so much
 
 struct Interval {
   double low, high;
@@ -100,13 +101,6 @@ double share(const Picture& picture, bool only_changed, const std::function<bool
     ++all, yes += test(element);
   }
   return all == 0 ? 0 : static_cast<double>(yes) / static_cast<double>(all);
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 bool name_formula(const Picture& picture, Kind& kind) {

@@ -15,8 +15,6 @@ inline constexpr double kNearlyAll = 0.95;
 // Of the touched elements, or of the changed ones: the share that passes the test. 0 of none.
 double share(const Picture& picture, bool only_changed, const std::function<bool(const Element&)>& test);
 
-double median(std::vector<double> values);
-
 // Fills in name and detail; false: none of them explains the picture.
 bool name_formula(const Picture& picture, Kind& kind);
 

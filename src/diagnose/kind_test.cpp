@@ -9,7 +9,7 @@
 #include "nlohmann/json.hpp"
 
 namespace faultline {
-namespace {
+namespace kind_test {
 
 at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
   at::Generator random = at::detail::createCPUGenerator(seed);
@@ -72,5 +72,5 @@ TEST(Bars, AreJudgedOnPoolsThatAreLargeEnough) {
   EXPECT_EQ(bars_of(296, 300)[0]["where"], "gain x linear");
 }
 
-}  // namespace
+}  // namespace kind_test
 }  // namespace faultline

@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192, kPatternRows = 12, kSolvedAtOnce = 64;
 constexpr double kAccumulator = 0x1p-24;
-constexpr double kFunctionError = 0x1p-20;  // of fp32 functions and short sums, relative; 8 ulps of fp32
 
 at::Generator generator(uint64_t seed) { return at::detail::createCPUGenerator(seed); }
 

@@ -73,6 +73,8 @@ int mantissa_bits(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? 7 : dtype == at::kHalf ? 10 : dtype == at::kFloat ? 23 : 52;
 }
 
+at::Tensor flat(const at::Tensor& x) { return x.dim() == 0 ? x.reshape({1, 1}) : x.reshape({-1, x.size(-1)}); }
+
 at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype) {
   const int least = dtype == at::kHalf ? -14 : dtype == at::kDouble ? -1022 : -126;
   constexpr int64_t exponent_bits = 0x7ff0000000000000;  // alone they are the power of two below |y|

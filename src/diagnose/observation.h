@@ -41,6 +41,10 @@ std::vector<bool> suspicious(std::span<const Observation> observations);
 int mantissa_bits(at::ScalarType dtype);  // 7 of bf16
 
 // Half the distance between neighbours of the dtype at |y|, in fp64.
+at::Tensor flat(const at::Tensor& x);  // (rows, last dimension)
+
+constexpr double kRoundedReference = 0x1p-7;  // the row's largest was itself rounded, of bf16 so much
+constexpr double kFunctionError = 0x1p-20;    // of fp32 functions and short sums, relative; 8 ulps of fp32
 at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype);
 
 // While it lives, no rule of the active plan acts.

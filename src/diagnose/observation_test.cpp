@@ -7,7 +7,7 @@
 #include <limits>
 
 namespace faultline {
-namespace {
+namespace observation_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -52,5 +52,5 @@ TEST(Observation, WithAToleranceAccusesWhatLiesBeyondIt) {
   EXPECT_EQ(judged->evidence.ratio, 2);
 }
 
-}  // namespace
+}  // namespace observation_test
 }  // namespace faultline

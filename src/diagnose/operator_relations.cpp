@@ -11,11 +11,8 @@
 namespace faultline {
 namespace {
 
-constexpr double kFunctionError = 0x1p-20;  // of fp32 functions and short sums, relative; 8 ulps of fp32
-constexpr double kOctaves = 8;              // of the values of a row
-constexpr double kLarge = 128;              // silu(128) = 128 and silu(-128) = 0 in fp32
-
-at::Tensor flat(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+constexpr double kOctaves = 8;  // of the values of a row
+constexpr double kLarge = 128;  // silu(128) = 128 and silu(-128) = 0 in fp32
 
 }  // namespace
 

@@ -13,10 +13,6 @@
 namespace faultline {
 namespace {
 
-constexpr double kFunctionError = 0x1p-20;
-
-at::Tensor flat(const at::Tensor& x) { return x.dim() == 0 ? x.reshape({1, 1}) : x.reshape({-1, x.size(-1)}); }
-
 int64_t argument_index(const RecordedCall& call, std::string_view name) {
   const auto& arguments = call.op->schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i)

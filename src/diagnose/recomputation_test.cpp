@@ -8,7 +8,7 @@
 #include <limits>
 
 namespace faultline {
-namespace {
+namespace recomputation_test {
 
 constexpr int64_t kTokens = 32, kHeadSize = 16;
 
@@ -73,5 +73,5 @@ TEST(Recomputation, HeadsThatShareAKeyHeadAreEachComparedWithIt) {
                       right.index_select(1, at::tensor({0, 2, 1, 3}, at::kLong))));  // as if heads took turns
 }
 
-}  // namespace
+}  // namespace recomputation_test
 }  // namespace faultline

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "diagnose/observation.h"
+
 namespace faultline {
 namespace {
 
-constexpr double kRoundedReference = 0x1p-7;  // the row's largest was itself rounded, of bf16 so much
-constexpr double kNarrow = 1.1;               // bounds this close are one number
+constexpr double kNarrow = 1.1;  // bounds this close are one number
 
 std::string between(const Bounds& bounds) {
   if (!std::isfinite(bounds.kept)) return fmt::format("of at least {:.3g}", bounds.lost);

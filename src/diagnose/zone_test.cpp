@@ -12,7 +12,7 @@
 #include "lab/injection.h"
 
 namespace faultline {
-namespace {
+namespace zone_test {
 
 // A small model whose embeddings have one channel far above the others, as those of trained models do: in a row of it
 // next to nothing lies near a threshold, and what was lost says little about where it is.
@@ -102,5 +102,5 @@ TEST(Zone, OfOneSizeInEveryRowIsAbsolute) {
   EXPECT_EQ(kind.detail, "threshold about 7.94, the same in every row");
 }
 
-}  // namespace
+}  // namespace zone_test
 }  // namespace faultline

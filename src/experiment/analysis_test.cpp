@@ -10,7 +10,7 @@
 #include "experiment/run_evidence.h"
 
 namespace faultline {
-namespace {
+namespace analysis_test {
 
 TEST(Analysis, PairsBySeedAndCorrectsOverTheDeclaredFamily) {
   Folder folder;
@@ -278,5 +278,5 @@ TEST(JoinedEvidence, AddsTheCountsOfParts) {
   EXPECT_EQ(joined["forwards"]["rollout"], 7);
 }
 
-}  // namespace
+}  // namespace analysis_test
 }  // namespace faultline

@@ -17,6 +17,7 @@
 #include "record/clock.h"
 #include "record/document.h"
 #include "record/file_descriptor.h"
+#include "record/json_text.h"
 #include "train/checkpoint.h"
 
 namespace faultline {
@@ -24,10 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kKind = "experiment_plan";
+constexpr const char* kPlanKind = "experiment_plan";
 constexpr std::string_view kPilotPrefix = "pilot:";
-
-Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
 
 // What may differ in one experiment: where its model lies, how long it is, what it is asked.
 void leave_out_names(Json& recipe) {
@@ -58,7 +57,7 @@ bool is_of_the_table(const std::string& cell) {
   return !cell.starts_with(kPilotPrefix) && attempted_cell(cell) == cell;
 }
 
-Json read_experiment_plan(const fs::path& folder) { return read_document(folder / "experiment.json", kKind); }
+Json read_experiment_plan(const fs::path& folder) { return read_document(folder / "experiment.json", kPlanKind); }
 
 std::string first_difference(const Json& one, const Json& other) {
   if (one.at("dtype") != other.at("dtype")) return "dtype";
@@ -134,7 +133,7 @@ void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const Exper
                       "it was begun with",
                       folder_.string(), known.at("weights").get<std::string>(), weights_));
   } else {
-    write_document(file, kKind, plan_json());
+    write_document(file, kPlanKind, plan_json());
   }
   if (!preparation_.complete) find_out(loaded, diagnose, progress);
   check_trials();

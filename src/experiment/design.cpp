@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kKind = "experiment_design";
+constexpr const char* kDesignKind = "experiment_design";
 constexpr double kOfInterest = 0.03;  // three points
 
 struct Pilot {
@@ -86,7 +86,7 @@ void plan_with(double sd, int64_t family, Json& design) {
 
 Json write_design(const ExperimentSpec& spec, const fs::path& folder) {
   const fs::path file = folder / "design.json";
-  if (fs::exists(file)) return read_document(file, kKind);
+  if (fs::exists(file)) return read_document(file, kDesignKind);
   CampaignStore store(folder / "campaign.sqlite");
   for (const Arm& arm : spec.arms)
     if (store.count(arm.name) > 0)
@@ -108,7 +108,7 @@ Json write_design(const ExperimentSpec& spec, const fs::path& folder) {
     else
       design["note"] = "the pilot's differences are all equal: they have no spread to plan with";
   }
-  write_document(file, kKind, design);
+  write_document(file, kDesignKind, design);
   return design;
 }
 

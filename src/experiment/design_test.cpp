@@ -7,7 +7,7 @@
 #include "experiment/known_trials.h"
 
 namespace faultline {
-namespace {
+namespace design_test {
 
 namespace fs = std::filesystem;
 
@@ -85,5 +85,5 @@ TEST(Design, PromisesNothingThatTheTestCannotKeep) {
   EXPECT_FALSE(design(5).contains("resolvable_alone"));
 }
 
-}  // namespace
+}  // namespace design_test
 }  // namespace faultline

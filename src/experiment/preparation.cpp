@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kVerdict = "verdict.json";
 constexpr const char* kCalibration = "calibration.json";
-constexpr const char* kKind = "calibration";
+constexpr const char* kCalibrationKind = "calibration";
 constexpr const char* kVerdictKind = "diagnose";  // as the page of a verdict is called
 
 Node* calibrated_rule(Node& recipe, const std::string& name) {
@@ -165,7 +165,7 @@ Preparation read_preparation(const ExperimentSpec& spec, const fs::path& folder)
   found.verdict = folder / kVerdict;
   if (spec.calibration) {
     found.complete = fs::exists(folder / kCalibration);
-    if (found.complete) found.value = read_document(folder / kCalibration, kKind).at("value").get<double>();
+    if (found.complete) found.value = read_document(folder / kCalibration, kCalibrationKind).at("value").get<double>();
   }
   if (!spec.diagnosis.empty()) {
     if (!fs::exists(found.verdict)) {
@@ -185,10 +185,10 @@ Preparation prepare(LoadedModel& loaded, const std::string& weights, const Node&
   if (const auto start = shared_start(loaded, weights, plain, folder)) load_start(loaded, plain, *start);
   if (spec.calibration && !fs::exists(folder / kCalibration)) {
     Measure measure(loaded, plain, spec.calibration->problems);
-    write_document(folder / kCalibration, kKind, calibrate(measure, plain, *spec.calibration, line));
+    write_document(folder / kCalibration, kCalibrationKind, calibrate(measure, plain, *spec.calibration, line));
   }
   Preparation now;
-  if (spec.calibration) now.value = read_document(folder / kCalibration, kKind).at("value").get<double>();
+  if (spec.calibration) now.value = read_document(folder / kCalibration, kCalibrationKind).at("value").get<double>();
   if (!spec.diagnosis.empty() && !fs::exists(folder / kVerdict))
     diagnose_start(loaded, apply_preparation(plain, spec, now), spec, folder, diagnose);
   now = read_preparation(spec, folder);

@@ -8,7 +8,7 @@
 #include "record/document.h"
 
 namespace faultline {
-namespace {
+namespace remarks_test {
 
 Json remarks_of(const Folder& folder, const ExperimentSpec& spec) {
   return analyse(spec, folder.directory.path())["remarks"];
@@ -64,5 +64,5 @@ TEST(Remarks, NamePairsOfDifferentTorchOrDevice) {
   EXPECT_EQ(analyse(kSpec, silent.directory.path())["made_with"]["trials_without_versions"], 1);
 }
 
-}  // namespace
+}  // namespace remarks_test
 }  // namespace faultline

@@ -4,7 +4,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace run_evidence_test {
 
 // The first rule acts in every call; the second waits for a step that this part does not reach.
 const std::vector<std::string> kOneWaits = {
@@ -91,5 +91,5 @@ TEST(RunEvidence, AnOldPartsComplaintIsKept) {
   EXPECT_EQ(missing[0].code, ComplaintCode::kUnproven);
 }
 
-}  // namespace
+}  // namespace run_evidence_test
 }  // namespace faultline

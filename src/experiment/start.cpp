@@ -7,6 +7,7 @@
 #include "model/weights_fingerprint.h"
 #include "record/document.h"
 #include "record/file_descriptor.h"
+#include "record/json_text.h"
 #include "train/checkpoint.h"
 
 namespace faultline {
@@ -15,8 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kStarts = "starts";
-
-Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
 
 // Waits; the kernel drops the lock with its holder.
 FileDescriptor wait_for(const fs::path& file) {

@@ -11,6 +11,7 @@
 #include "experiment/run_evidence.h"
 #include "experiment/training_census.h"
 #include "experiment/training_state.h"
+#include "record/json_text.h"
 #include "tap/step_part.h"
 #include "tap/substitution.h"
 #include "task/evaluate.h"
@@ -19,8 +20,6 @@
 
 namespace faultline {
 namespace {
-
-Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }  // keys sorted
 
 bool acts_in(const Plan& plan, Phase phase) {
   return std::any_of(plan.rules().begin(), plan.rules().end(),

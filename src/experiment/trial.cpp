@@ -11,6 +11,7 @@
 #include "experiment/run_evidence.h"
 #include "record/clock.h"
 #include "record/document.h"
+#include "record/json_text.h"
 #include "site/phase_guard.h"
 #include "task/evaluate.h"
 
@@ -18,8 +19,6 @@ namespace faultline {
 namespace {
 
 namespace fs = std::filesystem;
-
-Json as_record(const nlohmann::ordered_json& json) { return Json::parse(json.dump()); }
 
 // What the table needs of a trial's events.
 Json curves_of(const fs::path& run) {
@@ -63,14 +62,14 @@ RunDirectory open_run(const TrialRequest& request, const Json& recipe, uint64_t 
   return RunDirectory::create(request.folder, manifest);
 }
 
-struct Judged {
+struct JudgedModel {
   double accuracy = 0;
   Json evidence;
   std::vector<Complaint> complaints;
 };
 
 // The final model under faults that it may never have met; once where they draw nothing.
-Judged judge_under(LoadedModel& loaded, const PlanSpec& plan, const TrainingSpec& spec, int64_t most_draws) {
+JudgedModel judge_under(LoadedModel& loaded, const PlanSpec& plan, const TrainingSpec& spec, int64_t most_draws) {
   const int64_t draws = std::all_of(plan.rules.begin(), plan.rules.end(), always_does_the_same) ? 1 : most_draws;
   const StageSpec& stage = spec.train.spec.stages.back();
   Problems problems = load_task(spec.task);
@@ -86,7 +85,7 @@ Judged judge_under(LoadedModel& loaded, const PlanSpec& plan, const TrainingSpec
   options.seed = spec.seed;
   options.fixed_batch = true;
   const PhaseGuard phase(Phase::kEval);
-  Judged judged;
+  JudgedModel judged;
   injection.arm();
   for (int64_t draw = 0; draw < draws; ++draw) {
     injection.plan().begin_step(draw);
@@ -102,7 +101,7 @@ Judged judge_under(LoadedModel& loaded, const PlanSpec& plan, const TrainingSpec
 void judge_final_model(LoadedModel& loaded, const TrialRequest& request, const TrainingSpec& spec, Trial& trial,
                        std::vector<Complaint>& complaints) {
   for (const FaultCase& one : request.experiment->evaluations) {
-    Judged judged = judge_under(loaded, evaluation_plan(request.recipe, one), spec, request.experiment->draws);
+    JudgedModel judged = judge_under(loaded, evaluation_plan(request.recipe, one), spec, request.experiment->draws);
     trial.outcome["results"][fmt::format("faultline/under/{}/acc", one.label)] = judged.accuracy;
     trial.evidence["evaluations"][one.label] = judged.evidence;
     for (Complaint& complaint : judged.complaints) {

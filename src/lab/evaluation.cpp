@@ -10,12 +10,11 @@
 
 #include "base/error.h"
 #include "base/stats.h"
+#include "record/json_text.h"
 #include "site/phase_guard.h"
 
 namespace faultline {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 std::string read_whole(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -13,7 +13,7 @@
 #include "site/phase_guard.h"
 
 namespace faultline {
-namespace {
+namespace injection_test {
 
 Rule rule(const std::string& text) { return parse_rule(text, RuleUse::kInPlan); }
 
@@ -151,5 +151,5 @@ TEST(Injection, ExpertsAreFaultedAndOnlyTheirCountsAreTheRouters) {
   EXPECT_GT(elsewhere, 0);
 }
 
-}  // namespace
+}  // namespace injection_test
 }  // namespace faultline

@@ -9,7 +9,7 @@
 #include "tap/operator_tap.h"
 
 namespace faultline {
-namespace {
+namespace self_check_test {
 
 ModelConfig small_config() {
   ModelConfig config;
@@ -66,5 +66,5 @@ TEST(SelfCheck, TwoForwardsThatDifferAreNoBasisForAComparison) {
   EXPECT_EQ(said, ComplaintCode::kRepeats);
 }
 
-}  // namespace
+}  // namespace self_check_test
 }  // namespace faultline

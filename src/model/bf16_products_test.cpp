@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 namespace faultline {
-namespace {
+namespace bf16_products_test {
 
 class Bf16Products : public testing::Test {
  protected:
@@ -66,5 +66,5 @@ TEST_F(Bf16Products, HaveBothGradients) {
   EXPECT_TRUE(torch::equal(w.grad(), rounded_once(g.t(), x.detach())));
 }
 
-}  // namespace
+}  // namespace bf16_products_test
 }  // namespace faultline

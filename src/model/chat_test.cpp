@@ -7,7 +7,7 @@
 #include "base/error.h"
 
 namespace faultline {
-namespace {
+namespace chat_test {
 
 constexpr const char* kTurn =
     "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}";
@@ -58,5 +58,5 @@ TEST(Chat, RefusesNoMessagesAndUnknownRoles) {
   EXPECT_THROW(render_chatml({}, std::vector<Message>{{"tool", "x"}}, true), UsageError);
 }
 
-}  // namespace
+}  // namespace chat_test
 }  // namespace faultline

@@ -19,7 +19,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace checkpoint_test {
 
 std::string refusal(const std::filesystem::path& path) {
   try {
@@ -305,5 +305,5 @@ TEST(ResolveModel, KnowsTheDefault) {
   restore("XDG_CACHE_HOME", cache == nullptr ? nullptr : cache_before.c_str());
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace faultline

@@ -7,7 +7,7 @@
 #include "base/error.h"
 
 namespace faultline {
-namespace {
+namespace config_test {
 
 Json dense(const char* type) {
   return {{"model_type", type},       {"vocab_size", 100},
@@ -125,5 +125,5 @@ TEST(ModelConfig, RefusesNumbersThatCannotBe) {
   EXPECT_NE(refusal(Json::array()).find("wanted a JSON object"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace faultline

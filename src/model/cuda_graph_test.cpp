@@ -9,7 +9,7 @@
 #include "model/ops.h"
 
 namespace faultline {
-namespace {
+namespace cuda_graph_test {
 
 class Graph : public ::testing::Test {
  protected:
@@ -91,5 +91,5 @@ TEST_F(Graph, SurvivesABodyThatThrowsOrSynchronises) {
   EXPECT_TRUE(at::equal(out, at::full_like(x, 2)));
 }
 
-}  // namespace
+}  // namespace cuda_graph_test
 }  // namespace faultline

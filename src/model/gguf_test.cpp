@@ -14,7 +14,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace gguf_test {
 
 GgufContent parse(const std::string& bytes) { return parse_gguf(std::as_bytes(std::span(bytes)), "x.gguf"); }
 
@@ -182,5 +182,5 @@ TEST(GgufBlocks, ConvertsEveryHalf) {
   }
 }
 
-}  // namespace
+}  // namespace gguf_test
 }  // namespace faultline

@@ -9,7 +9,7 @@
 #include "model/unicode.h"
 
 namespace faultline {
-namespace {
+namespace pretokenizer_test {
 
 using Words = std::vector<std::string>;
 
@@ -137,5 +137,5 @@ TEST(Regex, EndsACatastrophicPatternWithASentence) {
       << sentence;
 }
 
-}  // namespace
+}  // namespace pretokenizer_test
 }  // namespace faultline

@@ -5,11 +5,10 @@
 #include <optional>
 
 #include "base/error.h"
+#include "model/tokenizer_gguf.h"
 
 namespace faultline {
 namespace {
-
-constexpr int64_t kControl = 3, kUserDefined = 4;  // tokenizer.ggml.token_type
 
 constexpr const char* kQwenPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -71,14 +70,14 @@ Json added_tokens(const GgufFile& file) {
   const auto& types = token_types(file);
   Json added = Json::array();
   for (std::size_t id = 0; id < tokens.size(); ++id) {
-    if (types[id] != kControl && types[id] != kUserDefined) continue;
+    if (types[id] != GgufTokenType::kControl && types[id] != GgufTokenType::kUserDefined) continue;
     added.push_back({{"id", id},
                      {"content", tokens[id]},
                      {"single_word", false},
                      {"lstrip", false},
                      {"rstrip", false},
                      {"normalized", false},
-                     {"special", types[id] == kControl}});
+                     {"special", types[id] == GgufTokenType::kControl}});
   }
   return added;
 }

@@ -25,9 +25,6 @@ constexpr std::array<NamedPretokenizer, 4> kPretokenizers = {{
     {"llama-bpe", false, WordPattern::kLlama3, false, true},
 }};
 
-// GGUF's token types.
-enum : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5 };
-
 class Values {
  public:
   Values(const std::map<std::string, GgufValue>& values, const std::string& origin)
@@ -79,11 +76,12 @@ void read_tokens(const Values& values, VocabularyBuilder& builder) {
     builder.add_token(fmt::format("tokenizer.ggml.tokens[{}]", id), tokens[id], static_cast<int64_t>(id));
   for (size_t id = 0; id < tokens.size(); ++id) {
     const int64_t type = types[id];
-    if (type == kNormal || type == kUnused) continue;
-    if (type != kUnknown && type != kControl && type != kUserDefined)
+    if (type == GgufTokenType::kNormal || type == GgufTokenType::kUnused) continue;
+    if (type != GgufTokenType::kUnknown && type != GgufTokenType::kControl && type != GgufTokenType::kUserDefined)
       values.refuse(fmt::format("ggml.token_type[{}]", id), fmt::format("the type {} is not supported", type));
-    builder.add_added_token(fmt::format("tokenizer.ggml.tokens[{}]", id),
-                            {.id = static_cast<int64_t>(id), .content = tokens[id], .special = type != kUserDefined});
+    builder.add_added_token(
+        fmt::format("tokenizer.ggml.tokens[{}]", id),
+        {.id = static_cast<int64_t>(id), .content = tokens[id], .special = type != GgufTokenType::kUserDefined});
   }
 }
 

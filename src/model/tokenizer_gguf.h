@@ -3,6 +3,7 @@
 // pattern gives other ids without a word.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -10,6 +11,10 @@
 #include "model/tokenizer_spec.h"
 
 namespace faultline {
+
+struct GgufTokenType {  // of tokenizer.ggml.token_type
+  enum : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5 };
+};
 
 TokenizerSpec read_tokenizer_values(const std::map<std::string, GgufValue>& values, const std::string& origin);
 

@@ -7,7 +7,7 @@
 #include "model/tokenizer.h"
 
 namespace faultline {
-namespace {
+namespace tokenizer_gguf_test {
 
 using Values = std::map<std::string, GgufValue>;
 
@@ -76,5 +76,5 @@ TEST(TokenizerGguf, RefusesByNameWhatItCannotDo) {
   EXPECT_NE(refusal("ggml.add_eos_token", true).find("add_eos_token"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace tokenizer_gguf_test
 }  // namespace faultline

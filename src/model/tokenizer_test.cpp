@@ -12,7 +12,7 @@
 #include "record/json_text.h"
 
 namespace faultline {
-namespace {
+namespace tokenizer_test {
 
 // 256 bytes as ids 0 to 255, then the merges' results, then <|im_start|> and <|im_end|>.
 Json small_json(const std::vector<std::pair<std::string, std::string>>& merges = {}) {
@@ -264,5 +264,5 @@ TEST(StreamDecoder, ReplacesWhatCannotBecomeACharacter) {
   EXPECT_EQ(stream.finish(), "");
 }
 
-}  // namespace
+}  // namespace tokenizer_test
 }  // namespace faultline

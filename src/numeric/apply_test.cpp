@@ -7,7 +7,7 @@
 #include "numeric/ledger.h"
 
 namespace faultline {
-namespace {
+namespace apply_test {
 
 at::Tensor normal(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
   at::Generator generator = at::detail::createCPUGenerator(7);
@@ -25,5 +25,5 @@ TEST(Apply, RelativeGaussianHasTheAskedStrength) {
   EXPECT_NEAR(((y - x) / x).square().mean().sqrt().item<double>(), 0.05, 0.0005);
 }
 
-}  // namespace
+}  // namespace apply_test
 }  // namespace faultline

@@ -10,7 +10,7 @@
 #include "numeric/cpu/kernels.h"
 
 namespace faultline {
-namespace {
+namespace cpu_kernels_test {
 
 enum class Input { kPatterns, kOrdinary, kMixed };
 
@@ -96,5 +96,5 @@ TEST(CpuKernels, GiveEqualBitsAndLedgersForRelativeNoiseOnEveryInstructionSet) {
   expect_equal_everywhere<Float32>();
 }
 
-}  // namespace
+}  // namespace cpu_kernels_test
 }  // namespace faultline

@@ -10,7 +10,7 @@
 #include "numeric/ledger.h"
 
 namespace faultline {
-namespace {
+namespace cuda_test {
 
 class Cuda : public ::testing::Test {
  protected:
@@ -132,5 +132,5 @@ TEST_F(Cuda, ReadsTheControlRowAndAdvancesIt) {
   EXPECT_EQ(ledger_columns(ledger)[kCalls].item<double>(), 2);
 }
 
-}  // namespace
+}  // namespace cuda_test
 }  // namespace faultline

@@ -15,7 +15,7 @@
 #include "numeric/cpu/kernels.h"
 
 namespace faultline {
-namespace {
+namespace digest_test {
 
 using Buffer = std::vector<uint8_t>;
 
@@ -168,5 +168,5 @@ TEST(Digest, MultipliesModuloTheMersennePrime) {
   }
 }
 
-}  // namespace
+}  // namespace digest_test
 }  // namespace faultline

@@ -7,7 +7,7 @@
 #include "numeric/apply.h"
 
 namespace faultline {
-namespace {
+namespace evidence_test {
 
 struct Measured {
   Rule rule;
@@ -85,5 +85,5 @@ TEST(Evidence, StillCatchesAWrongStrengthInFp16) {
   }
 }
 
-}  // namespace
+}  // namespace evidence_test
 }  // namespace faultline

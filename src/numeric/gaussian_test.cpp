@@ -15,7 +15,7 @@
 #include "numeric/lower.h"
 
 namespace faultline {
-namespace {
+namespace gaussian_test {
 
 std::vector<double> draw32(std::size_t count, uint64_t key, uint32_t call = 0) {
   std::vector<double> values(count);
@@ -100,5 +100,5 @@ TEST(Keys, DifferBySeedRuleAndSiteOnly) {
   EXPECT_NE(base.noise, base.mask);
 }
 
-}  // namespace
+}  // namespace gaussian_test
 }  // namespace faultline

@@ -10,7 +10,7 @@
 #include "numeric/rule.h"
 
 namespace faultline {
-namespace {
+namespace ledger_test {
 
 double round_trip(const std::vector<double>& values) {
   std::vector<SegmentPartial> partials;
@@ -107,5 +107,5 @@ TEST(Evidence, CountsFlippedElementsExactly) {
   EXPECT_EQ(reasons[0].code, ComplaintCode::kFlips);
 }
 
-}  // namespace
+}  // namespace ledger_test
 }  // namespace faultline

@@ -7,7 +7,7 @@
 #include "numeric/resolution.h"
 
 namespace faultline {
-namespace {
+namespace rule_test {
 
 std::string refusal(std::string_view text, RuleUse use = RuleUse::kOnTensor) {
   try {
@@ -197,5 +197,5 @@ TEST(Resolution, PredictsTheStrengthAfterRounding) {
   EXPECT_NEAR(ratio(1e-2), 1.01, 0.01);
 }
 
-}  // namespace
+}  // namespace rule_test
 }  // namespace faultline

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace faultline::race {
-namespace {
+namespace attribution_test {
 
 constexpr int kRanks = 4;
 constexpr int64_t kLayers = 5;
@@ -239,5 +239,5 @@ TEST(Table, SurvivesTheExchange) {
   EXPECT_TRUE(again.h2d_failed);
 }
 
-}  // namespace
+}  // namespace attribution_test
 }  // namespace faultline::race

@@ -7,7 +7,7 @@
 #include "race/patterns.h"
 
 namespace faultline::race {
-namespace {
+namespace config_test {
 
 Config parsed(const std::string& yaml) { return parse_config(parse_yaml(yaml, "test.yaml")); }
 
@@ -105,5 +105,5 @@ TEST(RaceConfig, TakesDigestsByKey) {
   EXPECT_EQ(config.digest_of(Key::kComputeOutput), DigestTiming::kBefore);
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace faultline::race

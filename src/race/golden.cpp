@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/stats.h"
 #include "base/text.h"
 #include "record/document.h"
 
@@ -22,11 +23,6 @@ std::string depends_on(const Node& config, at::Device device) {
     if (value != nullptr) text += fmt::format(" {}={}", key, describe(*value));
   }
   return text;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
 }
 
 }  // namespace
@@ -78,7 +74,7 @@ Overhead digest_overhead(const RunResult& result) {
     const size_t pairs = std::min(with.size(), plain.size());
     for (size_t i = 0; i < pairs; ++i) relative.push_back(with[i] / plain[i] - 1);
     for (size_t i = 0; i + 1 < pairs; i += 2) drift.push_back(plain[i] / plain[i + 1] - 1);
-    overhead.with = median(with), overhead.without = median(plain);
+    overhead.with = upper_median(with), overhead.without = upper_median(plain);
   }
   if (drift.size() < 2)
     throw UsageError(fmt::format("the run ended before {} verified iterations: too few to tell the cost of digests",

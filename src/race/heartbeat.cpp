@@ -4,9 +4,7 @@
 
 namespace faultline::race {
 
-using State = Standing::State;
-
-void Heartbeat::move(State state) {
+void Heartbeat::move(Standing::State state) {
   state_ = state;
   since_ = std::chrono::steady_clock::now();
   ++beats_;
@@ -19,13 +17,13 @@ void Heartbeat::move_to(int64_t iteration, int64_t layer, const char* operation)
 void Heartbeat::work(int64_t iteration, int64_t layer, const char* operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   move_to(iteration, layer, operation);
-  move(State::kWorking);
+  move(Standing::State::kWorking);
 }
 
 void Heartbeat::wait(int64_t iteration, int64_t layer, const char* operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   move_to(iteration, layer, operation);
-  move(State::kWaiting);
+  move(Standing::State::kWaiting);
 }
 
 void Heartbeat::reach(int64_t iteration, int64_t layer, const char* collective, bool calls) {
@@ -33,22 +31,22 @@ void Heartbeat::reach(int64_t iteration, int64_t layer, const char* collective, 
   move_to(iteration, layer, collective);
   ++reached_;
   called_ += calls;
-  move(calls ? State::kWaiting : State::kWorking);
+  move(calls ? Standing::State::kWaiting : Standing::State::kWorking);
 }
 
 void Heartbeat::go_on() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  move(State::kWorking);
+  move(Standing::State::kWorking);
 }
 
 void Heartbeat::fail() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  move(State::kFailed);
+  move(Standing::State::kFailed);
 }
 
 void Heartbeat::finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  move(State::kDone);
+  move(Standing::State::kDone);
 }
 
 Standing Heartbeat::standing() const {

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 namespace faultline::race {
-namespace {
+namespace heartbeat_store_test {
 
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
@@ -59,5 +59,5 @@ TEST(SignsOfLife, TellsWhoIsSilentFromWhoHasLeft) {
   EXPECT_EQ(states, (std::vector<State>{State::kWaiting, State::kWaiting, State::kSilent, State::kSilent}));
 }
 
-}  // namespace
+}  // namespace heartbeat_store_test
 }  // namespace faultline::race

@@ -12,7 +12,7 @@
 #include "race/run_processes.h"
 
 namespace faultline::race {
-namespace {
+namespace nccl_backend_test {
 
 template <class Call>
 std::string refusal(Call call) {
@@ -67,5 +67,5 @@ TEST(Nccl, TheModuleLoadsAndMakesAGroupOrSaysThatThereIsNoGpu) {
   }
 }
 
-}  // namespace
+}  // namespace nccl_backend_test
 }  // namespace faultline::race

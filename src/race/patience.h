@@ -8,6 +8,8 @@
 
 namespace faultline::race {
 
+inline constexpr auto kLook = std::chrono::milliseconds(20);  // between two looks
+
 class Patience {
  public:
   using Clock = std::chrono::steady_clock;

@@ -8,7 +8,7 @@
 #include <set>
 
 namespace faultline::race {
-namespace {
+namespace patterns_test {
 
 const PatternPlace kPlace{7, 5, 3, 2, Stream::kParameters};
 
@@ -149,5 +149,5 @@ TEST(Diagnosis, NamesWhereStaleAndMisdirectedDataCameFrom) {
   EXPECT_EQ(misdirected.from_rank, 1);
 }
 
-}  // namespace
+}  // namespace patterns_test
 }  // namespace faultline::race

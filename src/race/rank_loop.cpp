@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/error.h"
+#include "base/stats.h"
 #include "race/iteration.h"
 
 namespace faultline::race {
@@ -14,13 +15,6 @@ namespace {
 
 constexpr double kSlowSeconds = 0.2;
 constexpr double kSlowFactor = 10;
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // The fault that every run begins with: one bit in the last rank's middle layer, on the most watched record.
 Injection canary_fault(const Config& config, int ranks) {
@@ -143,7 +137,7 @@ class RankLoop::Impl {
 
   void note_slow(int64_t iteration, Findings& findings) {
     const std::vector<double>& local = step_.local_seconds();
-    const double usual = median(local);
+    const double usual = upper_median(local);
     for (size_t i = 0; i < local.size(); ++i) {
       if (local[i] > kSlowSeconds && local[i] > kSlowFactor * usual)
         findings.slow.add({options_.rank, iteration, step_.local_layer(i), local[i], usual});

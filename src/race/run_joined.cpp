@@ -22,6 +22,7 @@
 #include "race/heartbeat_store.h"
 #include "race/loopback.h"
 #include "race/nccl_backend.h"
+#include "race/patience.h"
 #include "race/run_processes.h"
 #include "race/thread_backend.h"
 #include "record/atomic_file.h"
@@ -29,8 +30,6 @@
 
 namespace faultline::race {
 namespace {
-
-constexpr auto kLook = std::chrono::milliseconds(50);
 
 // Sizes that differ between ranks would end the process from one of Gloo's own threads, so what decides them is agreed
 // on first.

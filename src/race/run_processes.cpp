@@ -20,6 +20,7 @@
 #include "race/heartbeat_store.h"
 #include "race/loopback.h"
 #include "race/nccl_backend.h"
+#include "race/patience.h"
 #include "record/atomic_file.h"
 #include "record/environment.h"
 
@@ -29,7 +30,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr double kLastWordsSeconds = 2.5;  // for the others, once a rank has failed
 constexpr double kStartSeconds = 30;       // for all ranks to load and report
 

@@ -14,7 +14,7 @@
 #include "race/thread_backend.h"
 
 namespace faultline::race {
-namespace {
+namespace run_test {
 
 constexpr const char* kSmall =
     "warmup_iterations: 1, verify_iterations: 6, h2d_tensor_size: 500, compute_type: transformer, "
@@ -250,5 +250,5 @@ TEST(Selftest, TheSmallOneFindsEverything) {
   EXPECT_GE(result.planted_outside(), 24);
 }
 
-}  // namespace
+}  // namespace run_test
 }  // namespace faultline::race

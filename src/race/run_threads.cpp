@@ -23,7 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLook = std::chrono::milliseconds(50);
 enum Group { kData, kControl };
 
 // What the threads share with the caller; kept alive by both, since a thread may be left behind.

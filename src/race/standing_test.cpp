@@ -5,7 +5,7 @@
 #include "race/patience.h"
 
 namespace faultline::race {
-namespace {
+namespace standing_test {
 
 using State = Standing::State;
 
@@ -62,5 +62,5 @@ TEST(Patience, CountsOnlyTheTimeInWhichItCouldLook) {
   EXPECT_FALSE(patience.over());
 }
 
-}  // namespace
+}  // namespace standing_test
 }  // namespace faultline::race

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace faultline::race {
-namespace {
+namespace step_times_test {
 
 StepTimes of_steps(size_t count) {
   StepTimes times;
@@ -45,5 +45,5 @@ TEST(StepTimes, ThatContradictEachOtherAreRefused) {
   EXPECT_THROW(StepTimes::from_json(json), std::runtime_error);
 }
 
-}  // namespace
+}  // namespace step_times_test
 }  // namespace faultline::race

@@ -21,8 +21,6 @@ namespace {
 
 using Reason = CollectiveFailure::Reason;
 
-constexpr auto kLook = std::chrono::milliseconds(50);
-
 struct Call {
   std::string operation;
   int64_t elements = 0;
@@ -168,11 +166,9 @@ struct ThreadWorld::State {
 
 namespace {
 
-using State = ThreadWorld::State;
-
 class ThreadWork : public c10d::Work {
  public:
-  ThreadWork(std::shared_ptr<State> state, int rank, Sequence sequence, at::Device device)
+  ThreadWork(std::shared_ptr<ThreadWorld::State> state, int rank, Sequence sequence, at::Device device)
       : state_(std::move(state)), rank_(rank), sequence_(sequence), device_(device), taken_(record_event(device)) {}
 
   bool isCompleted() override { return done_; }
@@ -186,7 +182,7 @@ class ThreadWork : public c10d::Work {
   }
 
  private:
-  std::shared_ptr<State> state_;
+  std::shared_ptr<ThreadWorld::State> state_;
   int rank_;
   Sequence sequence_;
   at::Device device_;
@@ -196,7 +192,7 @@ class ThreadWork : public c10d::Work {
 
 class ThreadBackend : public c10d::Backend {
  public:
-  ThreadBackend(std::shared_ptr<State> state, int rank, int group)
+  ThreadBackend(std::shared_ptr<ThreadWorld::State> state, int rank, int group)
       : Backend(rank, state->ranks), state_(std::move(state)), group_(group) {}
   const std::string getBackendName() const override { return "threads"; }
 
@@ -258,7 +254,7 @@ class ThreadBackend : public c10d::Backend {
     for (size_t rank = 1; rank < inputs.size(); ++rank) output.add_(inputs[rank].narrow(0, offset, output.numel()));
   }
 
-  std::shared_ptr<State> state_;
+  std::shared_ptr<ThreadWorld::State> state_;
   int group_;
   uint64_t next_ = 0;
 };

@@ -15,7 +15,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace atomic_file_test {
 
 constexpr size_t kMaxBytes = 1 << 24;
 
@@ -108,5 +108,5 @@ TEST(AtomicFile, RemovesOnlyItsOwnStaleTemporaries) {
   EXPECT_FALSE(std::filesystem::exists(directory.path() / ".a.json.faultline-tmp.1.0"));
 }
 
-}  // namespace
+}  // namespace atomic_file_test
 }  // namespace faultline

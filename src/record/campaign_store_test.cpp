@@ -15,7 +15,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace campaign_store_test {
 
 Trial some_trial(const std::string& cell, int64_t index) {
   return {.key = {cell, index},
@@ -300,5 +300,5 @@ TEST(CampaignStore, AnswersADamagedFileWithASentence) {
             std::string::npos);
 }
 
-}  // namespace
+}  // namespace campaign_store_test
 }  // namespace faultline

@@ -5,7 +5,7 @@
 #include <cmath>
 
 namespace faultline {
-namespace {
+namespace comparison_test {
 
 RecordComparison compared(const Json& was, const Json& is, const ComparisonOptions& options = {}) {
   RecordComparison result;
@@ -65,5 +65,5 @@ TEST(RecordComparison, CountsMoreThanItKeeps) {
   EXPECT_EQ(result.differences.size(), kMostDifferences);
 }
 
-}  // namespace
+}  // namespace comparison_test
 }  // namespace faultline

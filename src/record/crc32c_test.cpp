@@ -6,7 +6,7 @@
 #include <string>
 
 namespace faultline {
-namespace {
+namespace crc32c_test {
 
 TEST(Crc32c, AgreesWithThePublishedVectors) {
   EXPECT_EQ(crc32c(""), 0u);
@@ -15,5 +15,5 @@ TEST(Crc32c, AgreesWithThePublishedVectors) {
   EXPECT_EQ(crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
 }
 
-}  // namespace
+}  // namespace crc32c_test
 }  // namespace faultline

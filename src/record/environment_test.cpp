@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 namespace faultline {
-namespace {
+namespace environment_test {
 
 TEST(Environment, KnowsTheNamesOfSecrets) {
   for (const char* name : {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "api_key", "WANDB_API_KEY", "Password", "PGPASSWORD"})
@@ -58,5 +58,5 @@ TEST(Environment, TakesSecretsOutOfTheCommandLine) {
   EXPECT_EQ(recorded_words({"train.max_new_tokens=3"}), Json({"train.max_new_tokens=3"}));
 }
 
-}  // namespace
+}  // namespace environment_test
 }  // namespace faultline

@@ -33,6 +33,8 @@ void name_nonfinite(Json& value) {
 
 }  // namespace
 
+Json as_record(const OrderedJson& json) { return Json::parse(json.dump()); }
+
 std::string to_json_text(const Json& value, int indent) {
   constexpr auto kReplace = Json::error_handler_t::replace;
   if (!holds_nonfinite(value)) return value.dump(indent, ' ', false, kReplace);

@@ -11,8 +11,11 @@
 namespace faultline {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;  // for people: keys as they were written
 
 constexpr int kMaxJsonDepth = 100;
+
+Json as_record(const OrderedJson& json);  // its keys sorted
 
 std::string to_json_text(const Json& value, int indent = -1);
 

@@ -9,7 +9,7 @@
 #include "base/error.h"
 
 namespace faultline {
-namespace {
+namespace json_text_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -65,5 +65,5 @@ TEST(JsonText, LimitsDepthAlikeForReadingAndWriting) {
   EXPECT_THROW(parse_json_text(std::string(1000000, '['), "here"), RuntimeFailure);
 }
 
-}  // namespace
+}  // namespace json_text_test
 }  // namespace faultline

@@ -12,7 +12,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace jsonl_test {
 
 std::string small_log() {
   return event_line(0, {{"step", 1}, {"loss", 0.5}}) + event_line(1, Json::object()) +
@@ -227,5 +227,5 @@ TEST(EventLog, HoldsAllThatWasReportedWhenKilledAtRandomMoments) {
   EXPECT_GT(reported, 0u);
 }
 
-}  // namespace
+}  // namespace jsonl_test
 }  // namespace faultline

@@ -14,7 +14,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace run_directory_test {
 
 const Clock kNoon = [] { return 1767225599.5; };  // 2025-12-31T23:59:59.5Z
 
@@ -250,5 +250,5 @@ TEST(RunDirectory, CanBeContinuedWheneverItsCreatorWasKilled) {
   }
 }
 
-}  // namespace
+}  // namespace run_directory_test
 }  // namespace faultline

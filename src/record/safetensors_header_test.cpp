@@ -6,7 +6,7 @@
 #include "base/error.h"
 
 namespace faultline {
-namespace {
+namespace safetensors_header_test {
 
 std::string refusal(const std::string& header, uint64_t data_size) {
   try {
@@ -65,5 +65,5 @@ TEST(SafetensorsHeader, RefusesHostileEntries) {
   EXPECT_THROW(check_safetensors_bytes(huge, 4, "x"), RuntimeFailure);
 }
 
-}  // namespace
+}  // namespace safetensors_header_test
 }  // namespace faultline

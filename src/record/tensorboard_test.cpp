@@ -12,7 +12,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline {
-namespace {
+namespace tensorboard_test {
 
 // Ticks a quarter of a second per look, exactly representable.
 Clock ticking() {
@@ -84,5 +84,5 @@ TEST(Tensorboard, WritesAFileForTensorBoardToRead) {
   EXPECT_EQ(records_of(read_file(resumed.path(), 1 << 20)).size(), 52u);
 }
 
-}  // namespace
+}  // namespace tensorboard_test
 }  // namespace faultline

@@ -8,7 +8,7 @@
 #include "report/chart_parts.h"
 
 namespace faultline::report {
-namespace {
+namespace chart_test {
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;
@@ -103,5 +103,5 @@ TEST(Charts, AnswerNothingToNothing) {
             std::string::npos);
 }
 
-}  // namespace
+}  // namespace chart_test
 }  // namespace faultline::report

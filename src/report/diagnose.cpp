@@ -12,8 +12,6 @@ namespace faultline::report {
 namespace {
 
 constexpr std::size_t kMostSamples = 60;
-constexpr double kMostLayers = 1000;
-
 Html candidates_of(const Json& diagnosis) {
   std::vector<std::vector<Cell>> rows, proofs;
   for (const Json& one : items(at(diagnosis, "candidates"))) {

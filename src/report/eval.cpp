@@ -27,7 +27,7 @@ std::string text_words(const EvalRow& row, const EvalRow& clean) {
   return words;
 }
 
-std::string sentence_of(const EvalRow& row, const EvalRow& clean) {
+std::string difference_from_clean(const EvalRow& row, const EvalRow& clean) {
   if (!row.proven) return fmt::format("{}: evidence missing, no number is shown.", row.label);
   const std::string in_text = text_words(row, clean);
   if (!row.accuracy || !clean.accuracy)
@@ -220,7 +220,8 @@ Story tell_eval(const LoadedRecord& record) {
   story.headline = headline_of(n, rows.front());
   story.tone = n.unproven > 0 ? Tone::kDoubt : n.harmful + n.worse_text > 0 ? Tone::kBad : Tone::kPlain;
   for (const EvalRow& row : rows)
-    if (!row.clean && story.words.size() < kMostSentences) story.words.push_back(sentence_of(row, rows.front()));
+    if (!row.clean && story.words.size() < kMostSentences)
+      story.words.push_back(difference_from_clean(row, rows.front()));
   if (n.faulty > kMostSentences) story.words.emplace_back("The other faults are in the table below.");
   add_warnings(rows, story);
   story.sections.push_back({"What was measured", measured(rows)});

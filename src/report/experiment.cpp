@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kAlpha = 0.05;
 
-std::string sentence_of(const Json& contrast, std::optional<double> fewest_pairs) {
+std::string contrast_sentence(const Json& contrast, std::optional<double> fewest_pairs) {
   const std::optional<double> difference = number(contrast, "difference"), p = number(contrast, "p_holm");
   const auto range = interval(contrast, "interval");
   const std::string arm = string(contrast, "arm"), against = string(contrast, "against");
@@ -167,7 +167,7 @@ std::size_t words_of_contrasts(const Json& document, Story& story) {
   for (const Json& one : contrasts) {
     tested += number(one, "p_holm").has_value();
     decided += number(one, "p_holm").value_or(1) < kAlpha;
-    story.words.push_back(sentence_of(one, number(document, "fewest_pairs_for_holm")));
+    story.words.push_back(contrast_sentence(one, number(document, "fewest_pairs_for_holm")));
     if (number(one, "identical_seeds").value_or(0) > 0 && at(one, "against") != at(document, "control"))
       story.words.push_back(fmt::format("{}: in {} seeds every step was that of {}, to the bit.", string(one, "arm"),
                                         number_text(number(one, "identical_seeds")), string(one, "against")));

@@ -81,6 +81,11 @@ std::string joined(const Json& list, std::string_view separator) {
   return line;
 }
 
+std::string names(const Json& list, std::string_view separator) {
+  const std::string all = joined(list, separator);
+  return all.empty() ? "–" : all;
+}
+
 std::optional<std::pair<double, double>> interval(const Json& object, std::string_view key) {
   const Json& pair = at(object, key);
   const std::optional<double> low = number(at(pair, std::size_t{0})), high = number(at(pair, std::size_t{1}));

@@ -26,6 +26,9 @@ std::string shown(const Json& value);                          // a string as it
 std::string sentence_of(const Json& complaint);  // also of records of before complaints had codes
 
 std::string joined(const Json& list, std::string_view separator);  // its items as shown; "" for none
+std::string names(const Json& list, std::string_view separator);   // the same; "–" for none
+
+constexpr double kMostLayers = 1000;  // that a record may have, to be drawn
 
 std::optional<std::pair<double, double>> interval(const Json& object, std::string_view key);  // [low, high]
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace faultline::report {
-namespace {
+namespace html_test {
 
 TEST(Html, EscapesWhatWouldBeMarkup) {
   EXPECT_EQ(text("<script>alert('x')</script>").bytes(), "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;");
@@ -41,5 +41,5 @@ TEST(Html, TableEscapesItsCellsAndHeadings) {
   EXPECT_NE(made.find("&lt;i&gt;"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace html_test
 }  // namespace faultline::report

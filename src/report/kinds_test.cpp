@@ -9,7 +9,7 @@
 #include "report/page.h"
 
 namespace faultline::report {
-namespace {
+namespace kinds_test {
 
 Manifest some_manifest() {
   Manifest manifest;
@@ -169,5 +169,5 @@ TEST_F(Kinds, ShowsADiagnosisAndACampaignOfThem) {
   EXPECT_TRUE(has(campaign, "self: the layer was named in 1 of 1 planted faults, the kind in 1; 0 of 1 healthy"));
 }
 
-}  // namespace
+}  // namespace kinds_test
 }  // namespace faultline::report

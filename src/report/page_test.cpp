@@ -8,7 +8,7 @@
 #include "record/temporary_directory.h"
 
 namespace faultline::report {
-namespace {
+namespace page_test {
 
 Manifest some_manifest() {
   Manifest manifest;
@@ -221,5 +221,5 @@ TEST_F(Page, RefusesWhatIsNoRecord) {
   EXPECT_THROW(load_record(folder_.path() / "nowhere"), UsageError);
 }
 
-}  // namespace
+}  // namespace page_test
 }  // namespace faultline::report

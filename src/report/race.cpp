@@ -12,12 +12,7 @@ namespace faultline::report {
 namespace {
 
 constexpr std::size_t kMostFindings = 200;
-constexpr double kMostLayers = 256, kMostRanks = 64;
-
-std::string names(const Json& list, const char* separator) {
-  const std::string all = joined(list, separator);
-  return all.empty() ? "–" : all;
-}
+constexpr double kMostColumns = 256, kMostRanks = 64;
 
 // Findings of all ranks under one key of the evidence: mismatches, events, …
 Html findings(const Json& evidence, const char* key, const char* title, const std::vector<std::string>& columns) {
@@ -43,7 +38,7 @@ Html findings(const Json& evidence, const char* key, const char* title, const st
 // Events by rank and layer, the attributed ones: where the damage is.
 Html damage_map(const Json& result) {
   const double layers = number(result, "layers").value_or(0), ranks = number(result, "ranks").value_or(0);
-  if (!(layers >= 1 && layers <= kMostLayers && ranks >= 1 && ranks <= kMostRanks)) return {};
+  if (!(layers >= 1 && layers <= kMostColumns && ranks >= 1 && ranks <= kMostRanks)) return {};
   GridChart chart{.title = "Corruptions by rank and layer", .column_label = "layer"};
   chart.write_values = layers <= 8;
   const auto columns = static_cast<std::size_t>(layers);

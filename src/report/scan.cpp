@@ -15,8 +15,6 @@ namespace faultline::report {
 namespace {
 
 constexpr std::size_t kMostWorst = 30;
-constexpr double kMostLayers = 1000;
-
 struct Row {
   int64_t layer = -1;           // -1: outside the layers
   std::string place, linear;    // linear: its name below the layer, experts taken together

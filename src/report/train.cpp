@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kMostCurves = 60;
 constexpr const char* kClean = "val-core/";
 constexpr const char* kFaulty = "faultline/val-faulty/";
-constexpr std::size_t kMostLayers = 200, kMostSteps = 60;
+constexpr std::size_t kMostRows = 200, kMostSteps = 60;
 constexpr const char* kLayerErrors = "faultline/layer_error";
 constexpr const char* kProblems = "faultline/validation_problems";
 
@@ -110,7 +110,7 @@ Html layer_map(const LoadedRecord& record) {
       steps.insert(*step);
     }
   }
-  if (by_layer.empty() || steps.size() < 2 || by_layer.size() > kMostLayers) return {};
+  if (by_layer.empty() || steps.size() < 2 || by_layer.size() > kMostRows) return {};
   const std::vector<double> all(steps.begin(), steps.end());
   const std::size_t every = (all.size() + kMostSteps - 1) / kMostSteps;
   GridChart chart{.title = fmt::format("Realised relative error by layer (rows) and step (columns){}",

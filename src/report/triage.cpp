@@ -11,14 +11,9 @@
 namespace faultline::report {
 namespace {
 
-constexpr std::size_t kMostFindings = 200;
+constexpr std::size_t kMostFailures = 200;
 constexpr int64_t kMostTrials = 128;
 constexpr std::size_t kMostCells = 60;
-
-std::string names(const Json& list, const char* separator) {
-  const std::string all = joined(list, separator);
-  return all.empty() ? "–" : all;
-}
 
 Html rates(const Json& cells) {
   IntervalChart chart{.title = "Failure rate of each cell, 95 % intervals (Clopper-Pearson)",
@@ -53,7 +48,7 @@ Html failed_trials(const LoadedRecord& record) {
   std::vector<std::vector<Cell>> rows;
   std::size_t failed = 0;
   for (const Json& trial : record.events) {
-    if (at(trial, "status") == "pass" || ++failed > kMostFindings) continue;
+    if (at(trial, "status") == "pass" || ++failed > kMostFailures) continue;
     rows.push_back({string(trial, "cell"), number_cell(string(trial, "index")), number_cell(string(trial, "seed")),
                     Cell(text(string(trial, "status")), false, at(trial, "status") == "fail" ? "bad" : "doubt"),
                     string(at(trial, "outcome"), "sentence")});

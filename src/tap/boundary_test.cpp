@@ -3,7 +3,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace boundary_test {
 
 TEST(Boundary, MasksGradientsWhereTheFaultForcedAConstant) {
   const at::Tensor x = at::tensor({-2.0f, -0.1f, 0.0f, 0.1f, 2.0f}).requires_grad_();
@@ -84,5 +84,5 @@ TEST(Place, ReadsLayerAndRoleOffAPath) {
   EXPECT_EQ(role_of_path("model.layers.1.q_proj.base_layer"), "q_proj");
 }
 
-}  // namespace
+}  // namespace boundary_test
 }  // namespace faultline

@@ -5,7 +5,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace counts_test {
 
 void run_forward(ForwardKind kind, const at::Tensor& a) {
   const ForwardScope root(place_id("model"), kind);
@@ -90,5 +90,5 @@ TEST(Counts, FollowWhatTheRouterChose) {
       << verdict.complaints[0].sentence;
 }
 
-}  // namespace
+}  // namespace counts_test
 }  // namespace faultline

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace faultline {
-namespace {
+namespace launch_families_test {
 
 using enum LaunchFamily;
 
@@ -160,5 +160,5 @@ TEST(LaunchFamilies, ShortNamesLeaveOutWhatNobodyReads) {
   EXPECT_EQ(short_kernel_name(")"), ")");
 }
 
-}  // namespace
+}  // namespace launch_families_test
 }  // namespace faultline

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 namespace faultline {
-namespace {
+namespace launch_join_test {
 
 const std::string kProductKernel = "nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT", kTriton = "triton_mm_31",
                   kReduce = "void cublasLt::splitKreduce_kernel<32, 16>(int)",
@@ -182,5 +182,5 @@ TEST(LaunchJoin, WritesTheTableThatAReportQuotes) {
   EXPECT_EQ(list_to_json(script.list).at(1)["part"], true);
 }
 
-}  // namespace
+}  // namespace launch_join_test
 }  // namespace faultline

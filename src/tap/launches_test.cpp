@@ -10,7 +10,7 @@
 #include <set>
 
 namespace faultline {
-namespace {
+namespace launches_test {
 
 // A CUPTI of functions without state of their own, so what they did is kept here.
 struct Fake {
@@ -327,5 +327,5 @@ TEST_F(Launches, OfAForkedChildAreNotThoseOfItsParent) {
   EXPECT_TRUE(fake.subscribed);
 }
 
-}  // namespace
+}  // namespace launches_test
 }  // namespace faultline

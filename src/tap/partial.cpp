@@ -14,12 +14,12 @@
 namespace faultline {
 namespace {
 
-using Counted = std::map<std::tuple<const PlanRule*, Phase, PlaceId>, int64_t>;
+using CallsByRule = std::map<std::tuple<const PlanRule*, Phase, PlaceId>, int64_t>;
 
 struct Calls {
-  Counted all;
-  Counted products;
-  Counted nameless;  // products that may be those of a module inside the place: its weight was packed or cast
+  CallsByRule all;
+  CallsByRule products;
+  CallsByRule nameless;  // products that may be those of a module inside the place: its weight was packed or cast
 };
 
 bool is_product(const std::string& target) {
@@ -48,7 +48,7 @@ Calls count_calls(const Plan& plan, const std::vector<Plan::Evidence>& evidence)
   return calls;
 }
 
-int64_t calls_at(const Counted& counted, const PlanRule* rule, Phase phase, PlaceId place) {
+int64_t calls_at(const CallsByRule& counted, const PlanRule* rule, Phase phase, PlaceId place) {
   const auto found = counted.find({rule, phase, place});
   return found == counted.end() ? 0 : found->second;
 }

@@ -10,7 +10,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace partial_test {
 
 const at::Tensor kA = noise_like({32, 32}), kB = noise_like({32, 32});
 
@@ -313,5 +313,5 @@ TEST_F(Partial, ARuleOnOneOperatorPromisesNoOther) {
   EXPECT_EQ(codes(judge(*plan, {}).complaints), Codes{});
 }
 
-}  // namespace
+}  // namespace partial_test
 }  // namespace faultline

@@ -9,7 +9,7 @@
 #include "tap/plan.h"
 
 namespace faultline {
-namespace {
+namespace plan_settings_test {
 
 // Whoever could make settings or change them would forget one of them.
 static_assert(!std::is_aggregate_v<PlanSettings> && !std::is_default_constructible_v<PlanSettings>);
@@ -59,5 +59,5 @@ TEST(PlanSettings, OfRulesFromTheCommandLineHaveTheirNamesAndSeed) {
   }
 }
 
-}  // namespace
+}  // namespace plan_settings_test
 }  // namespace faultline

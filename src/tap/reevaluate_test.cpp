@@ -4,7 +4,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace reevaluate_test {
 
 // The published variant: zone, noise, zone again with the first threshold. What noise pushed below it is zeroed too.
 TEST(Reevaluate, ZeroesAgainWithTheFirstThreshold) {
@@ -63,5 +63,5 @@ TEST(Reevaluate, IsRefusedWhereItWouldDoNothing) {
   EXPECT_THROW(make_plan({zone + ") @ operator=matmul,surface=input", kNoise}), UsageError);
 }
 
-}  // namespace
+}  // namespace reevaluate_test
 }  // namespace faultline

@@ -4,7 +4,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace replacement_test {
 
 TEST(Replacement, AccumulatesProductsInANarrowAccumulator) {
   const at::Tensor a = noise_like({16, 256}, at::kFloat), b = noise_like({256, 24}, at::kFloat);
@@ -63,5 +63,5 @@ TEST(Replacement, KeepsThePreviousCallsValuesWhereStale) {
   EXPECT_TRUE(at::equal(a.mm(b), second));
 }
 
-}  // namespace
+}  // namespace replacement_test
 }  // namespace faultline

@@ -5,7 +5,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace substitution_test {
 
 TEST(Tap, SubstitutesWeightsInForwardAndBackwardAndKeepsTheMaster) {
   const at::Tensor w = noise_like({32, 32}, at::kFloat).requires_grad_();
@@ -100,5 +100,5 @@ TEST(Tap, NoticesAWeightThatChangedBehindItsBack) {
 
 // Lesson 2: a strength that was printed and never applied. The realised strength follows the schedule, step by step.
 
-}  // namespace
+}  // namespace substitution_test
 }  // namespace faultline

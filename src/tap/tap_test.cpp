@@ -16,7 +16,7 @@
 #include "tap/testing.h"
 
 namespace faultline {
-namespace {
+namespace tap_test {
 
 TEST(Tap, ActsOnFunctionalInPlaceAndOutForms) {
   const at::Tensor a = noise_like({64, 64}), b = noise_like({64, 64}), clean = a.mm(b);
@@ -391,5 +391,5 @@ TEST(Tap, ReachesCustomNamespacesThatReturnNothing) {
   EXPECT_TRUE(at::equal(out, at::full({16}, 4.0)));
 }
 
-}  // namespace
+}  // namespace tap_test
 }  // namespace faultline

@@ -129,7 +129,7 @@ Worked work(Steps steps, const Triple& t) {
 }
 
 // The stream of one split; draws are counted by problem and attempt.
-struct Generator {
+struct ProblemGenerator {
   Split split;
   std::string split_name;
   Level level;
@@ -159,7 +159,7 @@ struct Generator {
 
 // The template is kept for many attempts at its numbers, so that templates with rare numbers (a - b - c > 0) are used
 // as often as others, and given up after that: with one-digit numbers a split may have no triple for one of them.
-Problem Generator::problem(uint64_t index) const {
+Problem ProblemGenerator::problem(uint64_t index) const {
   constexpr uint32_t kAttempts = 512;
   for (uint32_t attempt = 0;; ++attempt) {
     FL_ASSERT(attempt < 1000 * kAttempts);
@@ -190,11 +190,12 @@ std::vector<Problem> arithmetic(const std::string& split, int64_t count, const A
   if (options.difficulty < 1 || options.difficulty > kMaxDifficulty)
     throw UsageError(fmt::format("arithmetic: difficulty: wanted 1 to {}, got {}", kMaxDifficulty, options.difficulty));
   if (count < 0) throw UsageError(fmt::format("arithmetic: {}: wanted a count of problems, got {}", split, count));
-  const Generator generator{split == "train"  ? Split::kTrain
-                            : split == "test" ? Split::kTest
-                                              : Split::kShifted,
-                            split, kLevels[static_cast<size_t>(options.difficulty - 1)],
-                            mix64(mix64(options.seed, static_cast<uint64_t>(options.difficulty)), hash64(split))};
+  const ProblemGenerator generator{
+      split == "train"  ? Split::kTrain
+      : split == "test" ? Split::kTest
+                        : Split::kShifted,
+      split, kLevels[static_cast<size_t>(options.difficulty - 1)],
+      mix64(mix64(options.seed, static_cast<uint64_t>(options.difficulty)), hash64(split))};
   std::vector<Problem> problems;
   problems.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) problems.push_back(generator.problem(static_cast<uint64_t>(i)));

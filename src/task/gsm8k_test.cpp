@@ -9,7 +9,7 @@
 #include "task/gsm8k_records.h"
 
 namespace faultline {
-namespace {
+namespace gsm8k_test {
 
 constexpr const char* kOriginal = R"({"question": "How many?", "answer": "40+32 = 72\n#### 72"})";
 constexpr const char* kVerl =
@@ -121,5 +121,5 @@ TEST(Gsm8k, SaysWhereItLookedForMissingData) {
   ::unsetenv("FAULTLINE_DATA");
 }
 
-}  // namespace
+}  // namespace gsm8k_test
 }  // namespace faultline

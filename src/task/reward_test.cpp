@@ -4,7 +4,7 @@
 #include "task/task.h"
 
 namespace faultline {
-namespace {
+namespace reward_test {
 
 std::string strict(std::string_view text) { return extract_answer(text, Scoring::kStrict); }
 std::string flexible(std::string_view text) { return extract_answer(text, Scoring::kFlexible); }
@@ -74,5 +74,5 @@ TEST(Reward, AnUnknownScoringIsAnsweredWithTheNearest) {
   }
 }
 
-}  // namespace
+}  // namespace reward_test
 }  // namespace faultline

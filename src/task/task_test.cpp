@@ -7,7 +7,7 @@
 #include "task/task.h"
 
 namespace faultline {
-namespace {
+namespace task_test {
 
 template <class Function>
 std::string refusal(Function&& function) {
@@ -150,5 +150,5 @@ TEST(TaskSection, RefusesOptionsOfAnotherTask) {
   EXPECT_NE(refusal([] { spec_of("task: {name: arithmetic, difficulty: 5}"); }).find("from 1 to 4"), std::string::npos);
 }
 
-}  // namespace
+}  // namespace task_test
 }  // namespace faultline

@@ -25,7 +25,7 @@ extern "C" ssize_t write(int descriptor, const void* data, size_t bytes) {
 }
 
 namespace faultline {
-namespace {
+namespace checkpoint_test {
 
 namespace fs = std::filesystem;
 
@@ -184,5 +184,5 @@ TEST(Checkpoint, ARunThatFilledTheDiskResumesToTheBit) {
               bytes_of(*newest_checkpoint(whole / "checkpoints") / "state.safetensors"));
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace faultline

@@ -13,7 +13,7 @@
 #include "train/tiny_model.h"
 
 namespace faultline {
-namespace {
+namespace trainer_test {
 
 struct Trained {
   std::vector<at::Tensor> weights;
@@ -279,5 +279,5 @@ TEST(AdamW, KeepsSmallStepsThatTheModelsTypeWouldLose) {
   EXPECT_NEAR((start - optimizer.flat_masters()).mean().item<double>(), 1e-5, 1e-7);
 }
 
-}  // namespace
+}  // namespace trainer_test
 }  // namespace faultline

@@ -8,7 +8,7 @@
 namespace faultline::triage {
 namespace {
 
-constexpr std::array kNames = {"pass", "fail", "error"};
+constexpr std::array kVerdictNames = {"pass", "fail", "error"};
 constexpr std::array<std::string_view, 6> kOutcomes = {
     "completed", "did_not_run", "crashed_after_iterations", "hang", "stopped_at_first_corruption", "interrupted"};
 
@@ -20,9 +20,9 @@ TrialResult unreadable(const std::string& why) {
 }
 
 TrialVerdict verdict_of(const std::string& name) {
-  const auto found = std::find(kNames.begin(), kNames.end(), name);
-  if (found == kNames.end()) throw std::invalid_argument(fmt::format("verdict '{}'", name.substr(0, 80)));
-  return static_cast<TrialVerdict>(found - kNames.begin());
+  const auto found = std::find(kVerdictNames.begin(), kVerdictNames.end(), name);
+  if (found == kVerdictNames.end()) throw std::invalid_argument(fmt::format("verdict '{}'", name.substr(0, 80)));
+  return static_cast<TrialVerdict>(found - kVerdictNames.begin());
 }
 
 TrialResult from_json(Json answer, const std::string& nonce) {
@@ -43,7 +43,7 @@ TrialResult from_json(Json answer, const std::string& nonce) {
 
 }  // namespace
 
-const char* verdict_name(TrialVerdict verdict) { return kNames[static_cast<std::size_t>(verdict)]; }
+const char* verdict_name(TrialVerdict verdict) { return kVerdictNames[static_cast<std::size_t>(verdict)]; }
 
 EvidenceSums sums_of(const Json& result) {
   EvidenceSums sums;

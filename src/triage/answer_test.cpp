@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace faultline::triage {
-namespace {
+namespace answer_test {
 
 std::string answer(const std::string& nonce, const std::string& verdict, const std::string& outcome) {
   return to_json_text(
@@ -49,5 +49,5 @@ TEST(Answer, ThatCannotBeReadIsAnErrorWithASentence) {
   }
 }
 
-}  // namespace
+}  // namespace answer_test
 }  // namespace faultline::triage

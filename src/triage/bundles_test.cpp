@@ -6,7 +6,7 @@
 #include "base/error.h"
 
 namespace faultline::triage {
-namespace {
+namespace bundles_test {
 
 std::string refusal(const std::string& variable, const std::string& value) {
   try {
@@ -62,5 +62,5 @@ TEST(Bundles, HoldNoSecret) {
     EXPECT_NE(refusal(name, "x").find("secret"), std::string::npos) << name;
 }
 
-}  // namespace
+}  // namespace bundles_test
 }  // namespace faultline::triage

@@ -9,12 +9,6 @@ namespace {
 
 constexpr double kAlpha = 0.05;
 
-std::optional<double> median(std::vector<double> values) {
-  if (values.empty()) return std::nullopt;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 void add_trial(CellSummary& cell, const RecordedTrial& trial, std::vector<double>& steps) {
   switch (trial.result.verdict) {
     case TrialVerdict::kPass: ++cell.passed; break;
@@ -53,7 +47,7 @@ CellSummary count(const Cell& cell, const std::vector<RecordedTrial>& trials) {
   std::vector<double> steps;
   for (const RecordedTrial& trial : trials)
     if (trial.cell == cell.name) add_trial(summary, trial, steps);
-  summary.step_seconds = median(steps);
+  if (!steps.empty()) summary.step_seconds = upper_median(steps);
   note_unread(cell, trials, summary);
   if (summary.valid() == 0) return summary;
   summary.clopper_pearson = clopper_pearson_interval(summary.failed, summary.valid());

@@ -11,7 +11,7 @@
 #include "triage/report.h"
 
 namespace faultline::triage {
-namespace {
+namespace triage_test {
 
 constexpr const char* kCells =
     "cells: [{name: baseline}, {name: flush, mitigations: [gdr-flush]}, {name: ll, mitigations: [ll-protocol]}]";
@@ -252,5 +252,5 @@ TEST(Bisect, NamesNoSetWithoutEnoughTrialsOfIt) {
   EXPECT_EQ(cut.sentence, "undecided after 17 trials; raise --max-trials");
 }
 
-}  // namespace
+}  // namespace triage_test
 }  // namespace faultline::triage
