@@ -75,9 +75,9 @@ def installed(tmp_path_factory):
     """What pip would install: the package's folder and its entry points, as pyproject.toml declares them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     place = tmp_path_factory.mktemp("installed")
-    metadata = place / "faultline-0.1.0.dist-info"
+    metadata = place / "faultline_lab-0.1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faultline\nVersion: 0.1.0\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faultline-lab\nVersion: 0.1.0\n")
     groups = project["entry-points"].items()
     (metadata / "entry_points.txt").write_text("".join(f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in names.items()) for group, names in groups))
     return os.pathsep.join([str(place), str(ROOT / "python")])

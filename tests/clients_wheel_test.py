@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-WHEELS = sorted((ROOT / "build" / "wheels").glob("faultline-*.whl"))
+WHEELS = sorted((ROOT / "build" / "wheels").glob("faultline_lab-*.whl"))
 pytestmark = pytest.mark.skipif(not WHEELS, reason="no wheel was made: ./dev wheel")
 
 SCRIPT = """
@@ -57,7 +57,7 @@ def test_the_wheel_is_for_any_python_holds_the_plugins_and_says_its_torch():
     assert "-py3-none-linux_" in WHEELS[-1].name
     with zipfile.ZipFile(WHEELS[-1]) as wheel:
         names = set(wheel.namelist())
-        assert {"faultline/libfaultline.so", "faultline_vllm.py", "faultline_verl.py"} <= names
+        assert {"faultline/libfaultline.so", "faultline/program/faultline", "faultline/py.typed", "faultline_vllm.py", "faultline_verl.py", "faultline_program.py"} <= names
         assert wheel.read("faultline/libfaultline.torch").decode().split(".")[:2] == torch.__version__.split(".")[:2]
         [entry_points] = (wheel.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     assert "faultline=faultline_vllm:register" in entry_points.replace(" ", "") and "[verl.plugins]" in entry_points
@@ -73,3 +73,10 @@ def test_another_torch_is_refused_before_the_library_is_loaded(installed):
     finally:
         note.write_text(right)
     assert done.returncode != 0 and "is built for torch 2.99.0, this Python has torch" in done.stderr
+
+
+def test_the_program_is_on_the_path_and_runs(installed):
+    folder, _ = installed
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("FAULTLINE_", "PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run([folder / "bin/faultline", "demo", "--quick", "--json", "--output", folder / "demo"], env=outside, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and json.loads(done.stdout), done.stderr

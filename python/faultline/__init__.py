@@ -4,8 +4,10 @@ bits. A fault is written in the short form of the command line, `relative_gaussi
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import sys
+import warnings
 
 import torch
 
@@ -18,6 +20,9 @@ from faultline.launches import launches
 from faultline.plan import EvidenceError, Plan, census, ledger, phase, plan, weights_changed
 from faultline.trainer import follow
 from faultline import ray_workers
+
+if any(importlib.metadata.distributions(name="faultline")):
+    warnings.warn("PyPI's distribution `faultline` is installed, which is another program with a package of the same name; pip uninstall faultline faultline-lab, then install faultline-lab again", stacklevel=2)
 
 __version__ = "0.1.0"
 __all__ = [
