@@ -155,14 +155,16 @@ def run_format_check(files, venv, environment):
     return suite
 
 
-def compiled_sources(database):
-    """What is compiled, file by file or in a batch, which is a file of #include lines; clang-tidy takes the command of a batch for its files."""
-    known = set()
+def compiled_files(database):
+    """The database with an entry for each file: a batch, which is a file of #include lines, becomes its files, each with the batch's command."""
+    entries = []
     for entry in json.loads(database.read_text(encoding="utf-8")):
         file = pathlib.Path(entry["directory"], entry["file"])
         batch = re.findall(r'^#include "(.+)"$', file.read_text(encoding="utf-8"), re.MULTILINE) if file.parent.name == "Unity" else []
-        known.update(os.path.realpath(file.parent / one) for one in batch or [file])
-    return known
+        for one in batch or [file]:
+            source = os.path.realpath(file.parent / one)
+            entries.append({**entry, "file": source, "command": entry["command"].replace(f" -c {file}", f" -c {source}")})
+    return entries
 
 
 def run_tidy(files, build, venv, environment):
@@ -172,10 +174,14 @@ def run_tidy(files, build, venv, environment):
     if not tool.exists() or not database.exists():
         suite.fail("clang-tidy", f"{tool if not tool.exists() else database} does not exist; run ./dev build")
         return suite
-    known = compiled_sources(database)
+    entries = compiled_files(database)
+    known = {entry["file"] for entry in entries}
+    folder = build / "tidy"
+    folder.mkdir(exist_ok=True)
+    (folder / "compile_commands.json").write_text(json.dumps(entries), encoding="utf-8")
 
     def check(file):
-        return run_command([str(tool), "-p", str(build), "--quiet", "--warnings-as-errors=*", "--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-gch", "--extra-arg=-fno-openmp", file], environment)
+        return run_command([str(tool), "-p", str(folder), "--quiet", "--warnings-as-errors=*", "--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-gch", "--extra-arg=-fno-openmp", file], environment)
 
     compiled = [file for file in files if os.path.realpath(ROOT / file) in known]
     for file in files:

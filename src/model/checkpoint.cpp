@@ -71,7 +71,9 @@ std::unique_ptr<Checkpoint> open_checkpoint(const std::string& model) {
   if (!std::filesystem::exists(status)) {
     throw UsageError(
         model == "default"
-            ? fmt::format("the default model, {}, is not there; run ./dev setup, or set FAULTLINE_MODEL", path.string())
+            ? fmt::format("the default model, {}, is not there; run ./dev setup, or python -m faultline_model where "
+                          "pip installed us, or set FAULTLINE_MODEL",
+                          path.string())
             : fmt::format("{}: no such model; give a Hugging Face folder, a .gguf file or 'default'", path.string()));
   }
   if (std::filesystem::is_directory(status)) return open_safetensors_folder(path);
