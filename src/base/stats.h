@@ -34,8 +34,8 @@ struct MeanInterval {
   int64_t count;
 };
 double mean_of(std::span<const double> values);
-double upper_median(
-    std::vector<double> values);  // the value itself: of an even number the larger of the middle two; 0 for none
+// One of the values: of an even number of them the larger of the middle two; 0 for none.
+double upper_median(std::vector<double> values);
 double sd_of(std::span<const double> values);  // unbiased; at least two values
 MeanInterval t_interval(std::span<const double> values, double confidence = 0.95);
 MeanInterval paired_t_interval(std::span<const double> treated, std::span<const double> control,

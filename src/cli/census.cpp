@@ -1,7 +1,6 @@
 // `faultline census`: which operators a model runs in each kind of forward, how often, what they compute, and which
 // family of a rule reaches them. It is taken from a live forward, never from a list.
 #include "tap/census.h"
-#include "record/json_text.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -14,6 +13,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "lab/injection.h"
+#include "record/json_text.h"
 #include "tap/operators.h"
 
 namespace faultline::cli {

@@ -39,10 +39,10 @@ RunDirectory open_directory(const DemoOptions& options, const Globals& globals, 
                      {"quick", options.quick},
                      {"fault", fault.text}};
   manifest.seeds = {{"seed", globals.seed()}};
-  manifest.versions = Json::parse(versions_json().dump());
+  manifest.versions = as_record(versions_json());
   manifest.host = host_description();
   manifest.device = {{"name", loaded.model->device().str()}};
-  manifest.plan = Json::parse(to_json(fault.recipe(globals.seed()).at("faults")).dump());
+  manifest.plan = as_record(to_json(fault.recipe(globals.seed()).at("faults")));
   return RunDirectory::create(options.output, manifest);
 }
 

@@ -31,6 +31,7 @@ namespace faultline::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
 constexpr int64_t kDiagnosisTokens = 24;
 
 Node load_scaled(const fs::path& file, const std::string& scale, const std::vector<std::string>& overrides) {
@@ -234,7 +235,7 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
                                                   : out / fmt::format("{}-{}-{}", recipe_file.stem().string(),
                                                                       options.scale, hash.substr(0, 8));
   Adopted adopted(folder, options.merge);
-  Experiment experiment(recipe, given.dtype, folder, Json::parse(versions_json().dump()));
+  Experiment experiment(recipe, given.dtype, folder, as_record(versions_json()));
   const CampaignPart part = part_of(options, experiment.spec());
   if (options.pilot) check_pilot(experiment, part);
   if (options.dry_run) return show_dry_run(experiment, part, options.again, open_model(model, globals), globals);

@@ -55,7 +55,7 @@ std::string dtype_option(at::ScalarType type) {
 }
 
 Json provenance_json(const Globals& globals, const LoadedModel* loaded) {
-  Json json = {{"versions", Json::parse(versions_json().dump())},
+  Json json = {{"versions", as_record(versions_json())},
                {"host", host_description()},
                {"command", recorded_words(globals.arguments)},
                {"environment", recorded_environment()}};

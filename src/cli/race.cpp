@@ -100,7 +100,7 @@ void write_record(const RaceOptions& options, const Node& node, const race::Conf
                   const race::RunResult& result, const Globals& globals) {
   Json json = race::to_json(result, config);
   json["made_by"] = provenance_json(globals);
-  json["made_by"].update({{"config", Json::parse(to_json(node).dump())},
+  json["made_by"].update({{"config", as_record(to_json(node))},
                           {"seed", std::to_string(config.seed)},
                           {"ranks", run.ranks},
                           {"transport", options.transport},

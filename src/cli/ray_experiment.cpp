@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxRemoteLog = std::size_t{1} << 20;
-constexpr int kTriesOfAnArm = 3;  // of one whose process is killed
+constexpr int kTriesOfAKilledTrial = 3;  // of one whose process is killed
 constexpr const char* kFolder = "experiment";
 constexpr const char* kRun = "run";  // what offer_run calls the run directory
 
@@ -61,7 +61,7 @@ RemoteTask task_of(const TrialKey& key, const Experiment& experiment, const RayE
   while (!text.empty() && text.back() == '\n') text.pop_back();
   if (WIFSIGNALED(end.status))
     throw RuntimeFailure(
-        fmt::format("{}its process was ended by signal {}, {} times", who, WTERMSIG(end.status), kTriesOfAnArm));
+        fmt::format("{}its process was ended by signal {}, {} times", who, WTERMSIG(end.status), kTriesOfAKilledTrial));
   throw Error(static_cast<ExitCode>(WEXITSTATUS(end.status)), who + text);
 }
 
@@ -127,7 +127,7 @@ void run_on_ray(Experiment& experiment, RayCluster& cluster, const RayExperiment
       restore_run(place / kFolder);
       const int64_t taken = experiment.merge({{place / kFolder, fmt::format("the worker of arm '{}'", key.cell)}});
       if (options.on_done) options.on_done(taken);
-    } else if (end.error.empty() && WIFSIGNALED(end.status) && ++tries[{key.cell, key.index}] < kTriesOfAnArm) {
+    } else if (end.error.empty() && WIFSIGNALED(end.status) && ++tries[{key.cell, key.index}] < kTriesOfAKilledTrial) {
       left.push_back(key);
     } else {
       fail(key, end, place);

@@ -127,7 +127,7 @@ int run_program(const std::vector<std::string>& arguments, const fs::path& folde
 std::vector<std::string> what_changed(const report::LoadedRecord& record, const RerunChoice& choice) {
   std::vector<std::string> changed;
   const std::vector<Json> versions = versions_of(record, choice);
-  const Json now = Json::parse(versions_json().dump());
+  const Json now = as_record(versions_json());
   if (versions.empty()) changed.emplace_back("the record does not say which version made it");
   for (const Json& then : versions)
     for (const auto& [key, value] : now.items())

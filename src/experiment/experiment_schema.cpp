@@ -50,7 +50,7 @@ std::string check_experiment(const Node& experiment) {
 
 // One flow value on one line, as overrides read it.
 std::string flow_text(const Node& node) {
-  const Json json = Json::parse(to_json(node).dump());
+  const Json json = as_record(to_json(node));
   return json.is_string() ? "'" + json.get<std::string>() + "'" : json.dump();
 }
 

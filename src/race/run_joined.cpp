@@ -34,7 +34,7 @@ namespace {
 // Sizes that differ between ranks would end the process from one of Gloo's own threads, so what decides them is agreed
 // on first.
 void agree_on_config(c10d::Store& store, const Membership& m, const Node& node) {
-  const std::string mine = json_hash(Json::parse(faultline::to_json(node).dump()));
+  const std::string mine = json_hash(as_record(faultline::to_json(node)));
   store.set(fmt::format("config/{}", m.rank), mine);
   std::map<std::string, std::vector<int>> by_config;
   for (int rank = 0; rank < m.ranks; ++rank) {

@@ -209,7 +209,7 @@ RunResult run_processes(const Node& node, const Config& config, const RunOptions
   const std::filesystem::path folder = make_folder();
   RunResult result;
   result.ranks = options.ranks;
-  const Json request = {{"config", Json::parse(faultline::to_json(node).dump())},
+  const Json request = {{"config", as_record(faultline::to_json(node))},
                         {"seed", std::to_string(config.seed)},
                         {"device", std::string(options.device.is_cpu() ? "cpu" : "cuda")},
                         {"alternate_digests", options.alternate_digests}};
