@@ -22,7 +22,8 @@ def main() -> None:
     if not program.is_file() or torch is None:
         sys.exit(f"error: {'this Python has no torch' if torch is None else f'{program} is not there'}; install faultline-lab and torch into one environment")
     # The tour is what people begin with; every other command says what to do when the default model is missing.
-    if sys.argv[1:2] == ["demo"] and not {"-h", "--help", "--model"} & set(sys.argv) and "FAULTLINE_MODEL" not in os.environ:
+    names_a_model = any(word.split("=")[0] in ("-h", "--help", "--model") for word in sys.argv) or os.environ.get("FAULTLINE_MODEL")
+    if sys.argv[1:2] == ["demo"] and not names_a_model:
         faultline_model.fetch()
     environment = dict(os.environ)
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(torch / "lib"), environment.get("LD_LIBRARY_PATH")]))
