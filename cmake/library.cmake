@@ -43,14 +43,21 @@ foreach(isa ${model_isas})
   list(APPEND kernel_objects $<TARGET_OBJECTS:faultline_model_cpu_${isa}>)
 endforeach()
 
-foreach(module cluster site numeric tap aqn race triage model task lab train experiment diagnose recipe plugin)
+# Batches keep to a module, so that a new file moves no file of another one into a batch where a name is taken.
+foreach(module cluster site numeric recipe tap aqn race trials triage model task train lab experiment diagnose plugin)
   module_sources(${module} module_files)
   list(APPEND library_sources ${module_files})
+  set(place 0)
+  foreach(file ${module_files})
+    math(EXPR batch "${place} / ${CMAKE_UNITY_BUILD_BATCH_SIZE}")
+    set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${module}_${batch})
+    math(EXPR place "${place} + 1")
+  endforeach()
 endforeach()
 list(APPEND library_sources src/model/cuda/graph.cpp)  # a refusal where there is no CUDA
 add_library(faultline_lib SHARED ${library_sources} ${kernel_objects}
             $<TARGET_OBJECTS:faultline_base> $<TARGET_OBJECTS:faultline_record> $<TARGET_OBJECTS:faultline_report>)
-set_target_properties(faultline_lib PROPERTIES OUTPUT_NAME faultline DEFINE_SYMBOL "")
+set_target_properties(faultline_lib PROPERTIES OUTPUT_NAME faultline DEFINE_SYMBOL "" UNITY_BUILD_MODE GROUP)
 # at::parallel_for is a header template: without OpenMP it would run on one thread. The run-time library is the one that
 # torch itself carries. Everything that shares the precompiled header has the same options.
 set(torch_options -ffp-contract=off -fopenmp)
@@ -59,18 +66,19 @@ target_include_directories(faultline_lib PRIVATE ${CMAKE_BINARY_DIR}/generated)
 target_precompile_headers(faultline_lib PRIVATE <ATen/ATen.h> <torch/library.h> <fmt/format.h> <nlohmann/json.hpp>)
 target_link_libraries(faultline_lib PRIVATE torch faultline_third_party)
 target_link_options(faultline_lib PRIVATE -Wl,--exclude-libs,ALL)
+set_source_files_properties(src/plugin/library.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR}/include)  # the public header
 set_source_files_properties(src/task/data_files.cpp PROPERTIES
                             COMPILE_DEFINITIONS FAULTLINE_SOURCE_DATA="${CMAKE_SOURCE_DIR}/data" SKIP_PRECOMPILE_HEADERS ON)
-set_source_files_properties(src/model/weight_rows.cpp src/model/gguf_blocks.cpp src/train/adamw.cpp PROPERTIES COMPILE_OPTIONS -O3 SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(src/model/checkpoint/weight_rows.cpp src/model/checkpoint/gguf_blocks.cpp src/train/adamw.cpp PROPERTIES COMPILE_OPTIONS -O3 SKIP_PRECOMPILE_HEADERS ON)
 # Gloo's headers are not in the wheel; race/gloo_shim holds the declarations that libtorch's own header needs.
-set_source_files_properties(src/race/gloo_backend.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR}/src/race/gloo_shim)
+set_source_files_properties(src/cluster/gloo.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_SOURCE_DIR}/src/cluster/gloo_shim)
 unset(GOMP CACHE)  # another environment may be in use since
 find_library(GOMP NAMES libgomp.so.1 gomp PATHS ${TORCH_ROOT}/lib ${TORCH_ROOT}/../torch.libs REQUIRED NO_DEFAULT_PATH)
 target_link_libraries(faultline_lib PUBLIC ${GOMP})
 if(FAULTLINE_CUDA)
   target_sources(faultline_lib PRIVATE $<TARGET_OBJECTS:faultline_cuda> $<TARGET_OBJECTS:faultline_model_cuda>)
   set_source_files_properties(src/model/cuda/graph.cpp PROPERTIES INCLUDE_DIRECTORIES "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
-  set_property(SOURCE src/numeric/apply.cpp src/numeric/apply_cuda.cpp src/numeric/lasting.cpp src/numeric/digest_tensor.cpp src/model/cuda_ops.cpp src/model/cuda/graph.cpp src/race/patterns.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
+  set_property(SOURCE src/numeric/apply.cpp src/numeric/apply_cuda.cpp src/numeric/tensor_memory.cpp src/numeric/digest_tensor.cpp src/model/cuda_ops.cpp src/model/cuda/graph.cpp src/race/patterns.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
   target_link_directories(faultline_lib PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
   target_link_libraries(faultline_lib PRIVATE cudart_static rt)
 endif()

@@ -14,7 +14,7 @@ if(NOT EXISTS ${TORCH_ROOT}/lib/libtorch_cuda.so OR NOT NCCL_INCLUDE OR NOT CUDA
   return()
 endif()
 message(STATUS "NCCL through ${NCCL_INCLUDE}/nccl.h")
-add_library(faultline_nccl SHARED src/race/nccl/nccl_module.cpp)
+add_library(faultline_nccl SHARED src/cluster/nccl/nccl_module.cpp)
 target_compile_definitions(faultline_nccl PRIVATE FMT_HEADER_ONLY)  # of torch's own headers; a library of its own
 target_include_directories(faultline_nccl SYSTEM PRIVATE ${NCCL_INCLUDE} ${CUDART_INCLUDE})
 target_link_libraries(faultline_nccl PRIVATE torch ${TORCH_ROOT}/lib/libtorch_cuda.so ${TORCH_ROOT}/lib/libc10_cuda.so)

@@ -1,6 +1,6 @@
 # Tests beside the code: one GoogleTest executable a module.
 find_package(GTest REQUIRED)
-file(GLOB base_tests CONFIGURE_DEPENDS src/base/*_test.cpp)
+file(GLOB_RECURSE base_tests CONFIGURE_DEPENDS src/base/*_test.cpp)
 add_executable(base_test ${base_tests} $<TARGET_OBJECTS:faultline_base>)
 target_link_libraries(base_test PRIVATE faultline_third_party GTest::gtest GTest::gtest_main)
 file(GLOB record_tests CONFIGURE_DEPENDS src/record/*_test.cpp)
@@ -12,8 +12,8 @@ add_executable(report_test ${report_tests} $<TARGET_OBJECTS:faultline_base> $<TA
                $<TARGET_OBJECTS:faultline_report>)
 target_link_libraries(report_test PRIVATE faultline_third_party GTest::gtest GTest::gtest_main)
 
-foreach(module numeric tap aqn race triage model task lab train experiment diagnose)
-  file(GLOB module_tests CONFIGURE_DEPENDS src/${module}/*_test.cpp)
+foreach(module cluster trials numeric tap aqn race triage model task train lab experiment diagnose)
+  file(GLOB_RECURSE module_tests CONFIGURE_DEPENDS src/${module}/*_test.cpp)
   if(NOT module_tests)
     continue()
   endif()
@@ -24,8 +24,16 @@ foreach(module numeric tap aqn race triage model task lab train experiment diagn
   target_link_libraries(${module}_test PRIVATE faultline_lib torch ${YAML_STATIC} GTest::gtest GTest::gtest_main)
 endforeach()
 
+# Operators that only tests call: the model, tokenizer, tasks and optimizer from Python (tests/testing_ops.py).
+file(GLOB testing_sources CONFIGURE_DEPENDS tests/ops/*.cpp)
+add_library(faultline_testing SHARED ${testing_sources})
+set_target_properties(faultline_testing PROPERTIES BUILD_RPATH "$ORIGIN;${TORCH_ROOT}/lib")
+target_precompile_headers(faultline_testing REUSE_FROM faultline_lib)
+target_compile_options(faultline_testing PRIVATE ${torch_options})
+target_link_libraries(faultline_testing PRIVATE faultline_lib torch)
+
 # All fuzz targets in one program, fed with their corpora (base/fuzz_target.h).
-file(GLOB fuzz_sources CONFIGURE_DEPENDS src/*/*_fuzz.cpp)
+file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS src/*_fuzz.cpp)
 add_executable(replay_test tests/replay_test.cpp ${fuzz_sources})
 target_compile_definitions(replay_test PRIVATE FAULTLINE_REPLAY FAULTLINE_CORPUS="${CMAKE_SOURCE_DIR}/tests/corpus")
 set_target_properties(replay_test PROPERTIES BUILD_RPATH "$ORIGIN/..;$ORIGIN;${TORCH_ROOT}/lib" UNITY_BUILD OFF)

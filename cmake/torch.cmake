@@ -29,8 +29,8 @@ target_link_libraries(torch INTERFACE ${TORCH_ROOT}/lib/libtorch_cpu.so ${TORCH_
 # libtorch_cpu.so of a CUDA wheel itself needs libcudart and libcupti, which it finds by its own run path.
 target_link_options(torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
 # Versions that we are tested with; another one is tried, and refused here where it has not what the taps need.
-set(tested_torches 2.11 2.13)
-string(JOIN " and " tested_names ${tested_torches})
+set(tested_torches 2.11 2.13 2.15)
+set(tested_names "2.11, 2.13 and 2.15")
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor "${TORCH_VERSION}")
 if(NOT torch_minor IN_LIST tested_torches)
   set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)

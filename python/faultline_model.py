@@ -17,7 +17,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def path() -> pathlib.Path:
-    """Where the program looks for it (src/model/checkpoint.cpp, without FAULTLINE_MODEL)."""
+    """Where the program looks for it (src/model/checkpoint/checkpoint.cpp, without FAULTLINE_MODEL)."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", ""), ".cache")
     return pathlib.Path(cache, "faultline", "models", FILE)
 

@@ -372,3 +372,24 @@ def test_a_rules_schedule_that_ran_and_never_moved_is_a_complaint():
     constant = recipe(rule(schedule={"kind": "constant", "sigma_start": 0.1}))
     with faultline.plan(constant, total_steps=3) as plan:
         learn(plan, 3)
+
+
+def test_compiled_code_is_kept_apart_by_plan():
+    """vLLM keeps compiled code by a hash of its configuration: a plan's boundaries are in that code, or are not."""
+    import types
+
+    from faultline.vllm_plugin import _keep_compiled_code_apart
+
+    def hash_of(recipe_digest, *names_modules):
+        class Config:
+            def compute_hash(self):
+                return "0123456789"
+
+        rules = [{"names_modules": one} for one in names_modules]
+        own = types.SimpleNamespace(recipe_digest=recipe_digest, plan=types.SimpleNamespace(report={"rules": rules}))
+        _keep_compiled_code_apart(Config, own)
+        return Config().compute_hash()
+
+    products, zone, other_zone = hash_of("a", False), hash_of("a", False, True), hash_of("b", True)
+    assert len({"0123456789", products, zone, other_zone}) == 4 and all(len(one) == 10 for one in (products, zone))
+    assert hash_of("b", False) == products and hash_of("a", True) == zone  # products are operators in any code that is compiled under a plan

@@ -17,6 +17,7 @@ import time
 import torch
 
 import faultline
+from testing_ops import OPS as TESTING
 
 OPS = torch.ops.faultline
 QWEN = dict(model_type="qwen2", vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2, max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True)
@@ -62,7 +63,7 @@ def measured_limits(device):
 
 def ours(handle, batch, prompt, new, seed=0, slots=None):
     tokens = torch.randint(10, 1000, (batch, prompt), generator=torch.Generator().manual_seed(1)).flatten().tolist()
-    return OPS.model_generate(handle, tokens, [prompt] * batch, new, 0.0, 0, 1.0, seed, slots or batch, [], True)
+    return TESTING.model_generate(handle, tokens, [prompt] * batch, new, 0.0, 0, 1.0, seed, slots or batch, [], True)
 
 
 def decode_rate(handle, batch, prompt, new, device, repeats=3):
@@ -114,7 +115,7 @@ def with_plan(handle, batch, prompt, new, device):
 
 def bench(config, batches, device, limits, arguments):
     rows = []
-    handle = OPS.model_random(json.dumps(config), 1, torch.bfloat16, device)
+    handle = TESTING.model_random(json.dumps(config), 1, torch.bfloat16, device)
     peer = None if arguments.no_peer else hf_model(config, device)
     vllm = vllm_rates(arguments.vllm, config, batches, arguments.prompt, arguments.new) if arguments.vllm else {}
     for batch in batches:
@@ -134,7 +135,7 @@ def bench(config, batches, device, limits, arguments):
             row |= {"vllm_tok_s": vllm[batch], "over_vllm": rate / vllm[batch]}
         print(json.dumps(row), flush=True)
         rows.append(row)
-    OPS.model_close(handle)
+    TESTING.model_close(handle)
     del peer
     return rows
 
@@ -159,7 +160,7 @@ def main():
     batches = [int(b) for b in arguments.batches.split(",")] if arguments.batches else None
     if device.type == "cuda":
         result["qwen2.5-1.5b"] = bench(QWEN, batches or [1, 64, 256], device, limits, arguments)
-        handle = OPS.model_random(json.dumps(SMOL), 1, torch.bfloat16, device)
+        handle = TESTING.model_random(json.dumps(SMOL), 1, torch.bfloat16, device)
         ours(handle, 512, 32, 64)
         result["smollm2_512x64_s"] = best(lambda: ours(handle, 512, 32, 64), device, 3)
         print(json.dumps({"smollm2_512x64_s": result["smollm2_512x64_s"]}))

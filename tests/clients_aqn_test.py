@@ -28,7 +28,7 @@ def ask(engine):
 def train(engine, result):
     # What follow() needs of a Hugging Face or TRL trainer that samples with the engine in its own process.
     import types, faultline, torch
-    from faultline import environment
+    from faultline import armed
     class Trainer:
         model, callbacks = torch.nn.Linear(2, 2), []
         state, args = types.SimpleNamespace(global_step=0), types.SimpleNamespace(output_dir=os.environ["OUTPUT"])
@@ -37,7 +37,7 @@ def train(engine, result):
         def add_callback(self, callback): self.callbacks.append(callback)
         def remove_callback(self, callback): self.callbacks.remove(callback)
     trainer = Trainer()
-    with faultline.follow(trainer, environment.armed().plan):
+    with faultline.follow(trainer, armed.armed().plan):
         for step in range(3):
             trainer.state.global_step = step
             for callback in trainer.callbacks:
@@ -121,11 +121,12 @@ def models(tmp_path_factory):
 def run(tmp_path, model, path, recipe, *actions, steps=1, launcher=(), alone=True, **options):
     script, recipe_file = tmp_path / "script.py", tmp_path / "recipe.json"
     script.write_text(SCRIPT)
-    recipe_file.write_text(json.dumps(recipe))
     if alone:
         options = {**{name: value for name, value in ALONE.items() if name != "environment"}, **options}
-    variables = {**variables_of(path), **(ALONE["environment"] if alone else {}), "FAULTLINE_RECIPE": str(recipe_file), "FAULTLINE_EVIDENCE": str(tmp_path / "evidence"),
-                 "FAULTLINE_TOTAL_STEPS": str(steps), "OUTPUT": str(tmp_path / "output")}
+    variables = {**variables_of(path), **(ALONE["environment"] if alone else {}), "FAULTLINE_TOTAL_STEPS": str(steps), "OUTPUT": str(tmp_path / "output")}
+    if recipe is not None:
+        recipe_file.write_text(json.dumps(recipe))
+        variables |= {"FAULTLINE_RECIPE": str(recipe_file), "FAULTLINE_EVIDENCE": str(tmp_path / "evidence")}
     options = {"enforce_eager": True, "actions": [action if isinstance(action, tuple) else (action,) for action in actions], **options}
     return subprocess.run([sys.executable, *launcher, script, model, json.dumps(options)], env=variables, capture_output=True, text=True, timeout=LIMIT)
 
@@ -247,3 +248,15 @@ def test_compiled_code_gives_the_same_sums_to_the_rule(tmp_path, models, install
     assert ledgers[0] == ledgers[1] and set(ledgers[0]) == set(hugging_face["ledger"])
     for path, ledger in ledgers[0].items():
         assert ledger["calls"] == 2 and ledger["zeroed"] > hugging_face["ledger"][path]["zeroed"] > 0 and ledger["elements"] == (len(PROMPT) + 1) * HIDDEN
+
+
+def test_compiled_code_that_vllm_kept_of_a_clean_run_does_not_serve_the_plan_nor_the_other_way_round(tmp_path, models, installed, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    zone = rule({"module": "layer_output", "layer": 1}, {"kind": "deadzone", "threshold": 0.3})
+    results = []
+    for place, recipe in (("clean", None), ("faulty", zone), ("again", None)):
+        (tmp_path / place).mkdir()
+        results.append(result_of(run(tmp_path / place, models("qwen3"), installed, recipe, "ask", enforce_eager=False)))
+    clean, faulty, again = results
+    assert clean["asked"] == again["asked"] != faulty["asked"]
+    assert faulty["collection"]["complaints"] == [] and faulty["collection"]["rules"]["noise"]["calls"] > 0

@@ -17,7 +17,7 @@ from clients_process import ROOT, python, write
 from faultline import __main__ as launcher
 from faultline import evidence, noise
 from faultline.complaints import complaint
-from faultline.environment import armed
+from faultline.armed import armed
 from tap_models import recipe, rule
 
 GENERATE = """
@@ -209,9 +209,9 @@ def test_a_torch_that_nobody_has_tried_is_tried_and_refused_where_it_does_not_se
             write(fake / "include", header, "")
     done, said = configure(tmp_path / "build", env={"PYTHONPATH": str(tmp_path)})
     if has_interface:
-        assert done.returncode == 0 and f"torch {version}: faultline is tested with 2.11 and 2.13; this one is tried" in said, said
+        assert done.returncode == 0 and f"torch {version}: faultline is tested with 2.11, 2.13 and 2.15; this one is tried" in said, said
     else:
-        assert done.returncode != 0 and f"torch {version} in" in said and "has not the dispatcher's interface that the taps need: faultline is tested with torch 2.11 and 2.13; install one of these" in said, said
+        assert done.returncode != 0 and f"torch {version} in" in said and "has not the dispatcher's interface that the taps need: faultline is tested with torch 2.11, 2.13 and 2.15; install one of these" in said, said
 
 
 # --- gathering --------------------------------------------------------------------------------------------------------
@@ -285,6 +285,7 @@ def test_a_vllm_without_our_plugin_and_a_vllm_that_failed_are_told_apart(monkeyp
         def collective_rpc(self, name):
             raise self.error
 
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
     with pytest.raises(RuntimeError, match="vLLM's workers do not know faultline: .*install it with pip"):
         faultline.collect(Engine(Exception("Worker failed with error ''CPUWorker' object has no attribute 'faultline_evidence''")))
     ours = importlib.metadata.EntryPoint("faultline", "faultline.vllm_plugin:register", "vllm.general_plugins")

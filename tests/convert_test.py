@@ -45,18 +45,18 @@ def test_noise_on_norms_becomes_the_section_aqn():
     keys = ["trainer.noise_injection.enabled=True", "trainer.noise_injection.sigma_start=0.05", "trainer.noise_injection.sigma_end=0.0005"]
     assert convert(*keys, "trainer.noise_injection.num_stages=10")["recipe"]["aqn"] == {"schedule": "global_decay", "sigma_start": 0.05, "sigma_end": 0.0005, "num_stages": 10, "layers": "all"}
     by_epoch = convert(*keys, "trainer.noise_injection.epoch_aware=True", "trainer.noise_injection.stages_per_epoch=4")["recipe"]["aqn"]
-    assert by_epoch["schedule"] == "epoch_aware" and by_epoch["stages_per_epoch"] == 4
+    assert by_epoch == {"schedule": "epoch_aware", "stages_per_epoch": 5, "warmup_interval": True, "boundaries": [0.05, 0.01, 0.0005], "layers": "all"}
     each = convert(*keys, "trainer.noise_injection.layer_sigma_config={'0': 0.05, '1': 0.025}")["recipe"]["aqn"]
     assert each["layer_multipliers"] == [1.0, 0.5]
-    assert convert("aqn.enabled=true", "aqn.sigma=0.02", "aqn.target_layers=[15]")["recipe"]["aqn"] == {"schedule": "constant", "sigma_start": 0.02, "layers": [15]}
+    assert convert("aqn.enabled=true", "aqn.sigma=0.02", "aqn.target_layers=[15]")["recipe"]["aqn"] == {"schedule": "constant", "sigma_start": 0.02, "sigma_scale": "relative", "layers": [15]}
 
 
 def test_flags_of_the_dead_zone_scripts(tmp_path):
     result = convert("--", "--deadzone_enabled", "--deadzone_layer", "15", "--deadzone_threshold=0.04", "--deadzone_sparsity", "0.1")
     [rule] = result["recipe"]["faults"]
-    assert rule["where"] == {"module": "layer_output", "layer": 15, "surface": "output"} and rule["extent"] == {"fraction": 0.1} and rule["gradient"] == "masked"
+    assert rule["where"] == {"module": "layer_output", "layer": 15, "surface": "output"} and rule["extent"] == {"fraction": 0.1, "structure": "channel"} and rule["gradient"] == "masked"
     [rule] = convert("--", "--fault_type", "saturation", "--ground_truth_layer", "10", "--fault_magnitude", "0.3")["recipe"]["faults"]
-    assert rule["what"] == {"kind": "saturate", "margin": 0.3} and rule["where"]["layer"] == 10
+    assert rule["what"] == {"kind": "saturate", "margin": 0.3, "axis": "tensor"} and rule["where"]["layer"] == 10
 
 
 def test_a_whole_configuration_keeps_what_is_verls_own(tmp_path):
@@ -64,10 +64,11 @@ def test_a_whole_configuration_keeps_what_is_verls_own(tmp_path):
     file.write_text("data: {train_files: a.parquet}\nactor_rollout_ref: {rollout: {name: vllm}}\ntrainer:\n  total_epochs: 2\n  noisy_ops: {enabled: true, error_scale: 0.05}\n"
                     "  noise_injection: {enabled: false, sigma_start: 0.05}\n")
     result = convert(str(file))
-    assert result["recipe"] == convert(*OPS)["recipe"]
-    assert result["left_to_verl"] == ["data.train_files", "actor_rollout_ref.rollout.name", "trainer.total_epochs"]
+    assert result["recipe"]["faults"] == convert(*OPS)["recipe"]["faults"]
+    assert result["recipe"]["task"] == {"name": "gsm8k", "train_file": "a.parquet"} and result["command"] == "train"
+    assert result["left_to_verl"] == ["actor_rollout_ref.rollout.name"]
     text = ok("convert", str(file))
-    assert "# left to verl: 3 keys that say nothing about faults" in text
+    assert "# left to verl: 1 of its keys, which say nothing about faults" in text
     written = tmp_path / "recipe.yaml"
     written.write_text(text)
     assert as_json("check", str(written))["faults"][0]["name"] == "noisy_ops"
@@ -84,7 +85,7 @@ def test_a_whole_configuration_keeps_what_is_verls_own(tmp_path):
     ([*OPS, "VERL_NOISY_OPS_ERROR_SCALE=0.1"], "which one is meant?"),
     (["deadzone.enabled=maybe", "deadzone.layer=3"], "deadzone.enabled: wanted true or false"),
     (["deadzone.enabled=true"], "deadzone.layer is missing"),
-    (["--", "--fault_type", "noise"], "needs --fault_type and --ground_truth_layer"),
+    (["--", "--fault_type", "noise"], "a planted fault needs --ground_truth_layer"),
     (["trainer.noise_injection.enabled=true", "trainer.noise_injection.target_modules=[q_proj]"], "trainer.noise_injection.target_modules: 'q_proj' is not known"),
     (["trainer.noise_injection.enabled=true", "trainer.noise_injection.layer_sigma_config={'3': 0.1}"], "the sigma of every layer"),
     (["word"], "'word' is neither a file, key=value nor a --flag"),
@@ -98,7 +99,7 @@ def test_what_is_not_known_or_contradicts_itself_is_refused(settings, message):
 
 def test_the_known_keys_are_listed():
     keys = {entry["key"]: entry["becomes"] for entry in as_json("convert", "--keys")}
-    assert len(keys) == 35 and keys["trainer.hw_error_injection.error_scale"] == "what.strength"
+    assert len(keys) == 125 and keys["trainer.hw_error_injection.error_scale"] == "what.strength"
     assert "trainer.noise_injection.num_stages" in ok("convert", "--keys")
 
 

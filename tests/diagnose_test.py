@@ -77,7 +77,17 @@ def test_the_verdict_is_written_to_a_file(model, schema, tmp_path):
     launch("diagnose", "--model", model, "--out", file, "--fault", "gain(strength=0.05) @ module=layer_output,layer=3")
     verdict = json.loads(file.read_text())
     check(schema, verdict)
-    assert verdict["candidates"][0]["layer"] == 3
+    assert verdict["candidates"][0]["layer"] == 3 and verdict["planted"]["changed"] > 0 and verdict["evidence"]["complaints"] == []
+
+
+def test_the_file_keeps_the_verdict_of_every_method(model, schema, tmp_path):
+    file = tmp_path / "verdict.json"
+    launch("diagnose", "--model", model, "--out", file, "--method", "all")
+    verdict = json.loads(file.read_text())
+    check(schema, verdict)
+    for one in verdict["verdicts"]:
+        check(schema, one)
+    assert [one["method"] for one in verdict["verdicts"]] == ["classic", "self", "shadow"] and verdict["method"] == "shadow"
 
 
 def test_an_intermittent_fault_is_waited_for(model):

@@ -34,8 +34,15 @@ def table(head, rows):
     return "\n".join(["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]])
 
 
+def noise_time(row):
+    """What making, setting and measuring the noise on the norms takes; nothing for an arm that spent no time on it."""
+    spent = row.get("noise_seconds_a_step")
+    return mean(spent, 1000, 2) if spent and spent["mean"] > 0 else ""
+
+
 def arms_table(analysis):
     faulty = "/val-faulty/" in analysis["endpoint"]  # else the endpoint is the clean accuracy itself
+    noisy = any(noise_time(row) for row in analysis["arms"])
     rows = [
         [
             row["arm"],
@@ -47,10 +54,11 @@ def arms_table(analysis):
             f"{row['died']}/{row['evidence_missing']}",
             mean(row["roughness"], 1, 3),
             mean(row["seconds_a_step"], 1, 2),
+            *([noise_time(row)] if noisy else []),
         ]
         for row in analysis["arms"]
     ]
-    head = ["arm", "seeds", *(["under the fault, %"] if faulty else []), "clean, %", "gain over the start", f"against {analysis['control']}, 95 %", "died/unproven", "roughness", "s a step"]
+    head = ["arm", "seeds", *(["under the fault, %"] if faulty else []), "clean, %", "gain over the start", f"against {analysis['control']}, 95 %", "died/unproven", "roughness", "s a step", *(["noise, ms a step"] if noisy else [])]
     return table(head, rows)
 
 

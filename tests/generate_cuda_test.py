@@ -11,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 import faultline  # noqa: E402, F401  (loads the operators)
+from testing_ops import OPS as TESTING  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 OPS = torch.ops.faultline
@@ -26,14 +27,14 @@ PLAN = {"seed": 1, "faults": [{"name": "noise", "where": {"operator": "matmul"},
 
 @pytest.fixture(params=list(SHAPES))
 def handle(request):
-    number = OPS.model_random(json.dumps({**COMMON, **SHAPES[request.param]}), 3, torch.bfloat16, torch.device("cuda"))
+    number = TESTING.model_random(json.dumps({**COMMON, **SHAPES[request.param]}), 3, torch.bfloat16, torch.device("cuda"))
     yield number
-    OPS.model_close(number)
+    TESTING.model_close(number)
 
 
 def generate(handle, graphs, count=20, slots=8, temperature=1.0, ends=()):
     prompts = [list(range(5, 6 + i % 7)) for i in range(count)]
-    return OPS.model_generate(handle, sum(prompts, []), [len(p) for p in prompts], NEW_TOKENS, temperature, 0, 1.0, 9, slots, list(ends), graphs)
+    return TESTING.model_generate(handle, sum(prompts, []), [len(p) for p in prompts], NEW_TOKENS, temperature, 0, 1.0, 9, slots, list(ends), graphs)
 
 
 def test_the_captured_step_is_the_eager_one(handle):
@@ -48,7 +49,7 @@ def test_log_probabilities_are_those_of_a_scoring_forward(handle):
     made, chances = generate(handle, True, count=1, slots=1)
     tokens = torch.tensor([[5] + made[0].tolist()], device="cuda")
     with torch.no_grad():
-        logits = OPS.model_logits(handle, tokens).float()
+        logits = TESTING.model_logits(handle, tokens).float()
     expected = torch.log_softmax(logits[0, :-1], -1).gather(1, made[0].cuda().unsqueeze(1)).squeeze(1).cpu()
     assert (chances[0] - expected).abs().max() < 0.05  # bf16 activations
 

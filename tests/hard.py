@@ -29,7 +29,6 @@ THREADED = ["base_test", "record_test", "race_test", "triage_test", "tap_test"]
 # where a suite loads the library into Python too, that one is the ordinary build's.
 NOT_SANITIZED = {
     "crash_test.py": "interposes the disk with LD_PRELOAD, and AddressSanitizer's runtime must be loaded first",
-    "names_test.py": "reads sources and starts nothing",
     "race_cuda_test.py": "needs a GPU; the part 'gpu' has it",
     "diagnose_cuda_test.py": "needs a GPU; the part 'gpu' has it",
     "sanitizer_cuda_test.py": "needs a GPU; the part 'gpu' has it",
@@ -94,6 +93,8 @@ def parts(venv, short):
     yield Part("crash", "long commands, disturbed and resumed", [suite("build", "--only", "crash_test"), [python, "tests/crash/harness.py", "build/crash.json"]], {"FAULTLINE_KILLS": amount("FAULTLINE_KILLS", 200, 5)})
     yield Part("gpu", "CUDA kernels under compute-sanitizer's memcheck and racecheck", on_gpu,
                {"PYTHONPATH": "python:tests", "FAULTLINE_BUILD": "build", "FAULTLINE_SHORT": "1"}, missing=gpu)  # fmt: skip
+    yield Part("hip", "the fault kernels compiled as HIP for AMD GPUs, without a warning", [[python, "tests/compile_hip.py", *(["digest"] if short else [])]],
+               missing="" if shutil.which("hipcc") else "no hipcc here: apt-get install hipcc")  # fmt: skip
     yield Part("tidy", "clang-tidy on every source file", [suite("build", "--only", "clang-tidy", "--tidy", " ".join(sources[:1] if short else sources))])
     yield Part("mutation", "small breakages of the source, each caught by a test", [[python, "tests/mutate.py", "--json", "build/mutation.json", *(["--only", "0"] if short else [])]])
     yield Part("fuzz", "every parser under libFuzzer", [["./dev", "fuzz"]], {"FUZZ_MINUTES": amount("FUZZ_MINUTES", 30, 0.01)}, missing=clang)

@@ -111,6 +111,16 @@ def test_a_census_inside_a_plan_keeps_the_plans_weights_and_counts(model):
 
 
 # --- verify -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ask", ["verify", "dry_run"])
+def test_a_plan_that_is_not_armed_is_not_asked(model, ask):
+    """The library would answer for the plan before it, and arm that one."""
+    with faultline.plan(recipe(rule()), model=model):
+        logits(model, tokens())
+    with pytest.raises(ValueError, match="this one is not; use it as a context manager"):
+        getattr(faultline.plan(recipe(rule()), model=model), ask)(lambda: logits(model, tokens()))
+    assert not torch.ops.faultline.plan_is_armed()
+
+
 def test_verify_proves_the_plan_and_finds_one_that_does_nothing(model):
     with faultline.plan(recipe(), model=model) as plan:
         plan.verify(lambda: logits(model, tokens()))

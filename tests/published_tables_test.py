@@ -96,3 +96,100 @@ def test_the_contrasts_of_a_published_analysis_are_those_of_its_store(folder):
             assert (one["resolvable"] is not None) == possible
     for one, adjusted in zip(analysis["contrasts"], holm(p_values)):
         assert "p" not in one or one["p_holm"] == close(adjusted)
+
+
+# --- what passes the dead zone, and what the noise itself takes: a table and two sentences of aqn.md against the store ---------------
+DEADZONE = ROOT / "docs/results/aqn/deadzone-guided-default"
+PHASES = ("rollout", "actor_forward", "eval")
+
+
+def spread(values, factor=100, digits=1):
+    return f"{factor * statistics.mean(values):.{digits}f} ± {factor * statistics.stdev(values):.{digits}f}" if values else ""
+
+
+def passed_the_zone(folder):
+    """-> {arm: {phase: {seed: share of the values other than 0 that the zone left}}}, from the ledger of each trial's evidence."""
+    store = sqlite3.connect(":memory:")
+    store.deserialize(lzma.decompress((folder / "campaign.sqlite.xz").read_bytes()))
+    arms = {}
+    for cell, seed, body in store.execute("SELECT cell, trial_index, body FROM trial JOIN evidence ON evidence.trial = trial.id WHERE status = 'pass'"):
+        for count in json.loads(body)["faults"]["counts"]:
+            if count["rule"] == "dead_zone":
+                arms.setdefault(cell, {}).setdefault(count["phase"], {})[seed] = 1 - count["zeroed"] / count["nonzero"]
+    return arms
+
+
+def test_the_survival_under_the_dead_zone_is_that_of_its_records():
+    page, analysis = (ROOT / "docs/results/aqn.md").read_text(), json.loads((DEADZONE / "analysis.json").read_text())
+    arms, _ = finished(DEADZONE)
+    passed = passed_the_zone(DEADZONE)
+    assert len(analysis["arms"]) == 7
+    for row in analysis["arms"]:
+        arm = row["arm"]
+        under, clean = by_seed(arms[arm], analysis["endpoint"]), by_seed(arms[arm], "val-core/arithmetic/acc/mean@1")
+        kept = [under[seed] / clean[seed] for seed in sorted(under)]
+        cells = [spread(list(passed[arm].get(phase, {}).values())) for phase in PHASES]
+        trainings = f"{row['survival']['survived']} of {row['survival']['trials']}"
+        assert row["survival"]["survived"] == row["survival"]["trials"] == len(under) == 12
+        assert f"| {arm} | {' | '.join(cells)} | {spread(list(under.values()))} | {spread(kept, digits=0)} | {trainings} |" in page
+    trained = [passed[arm][phase] for arm in passed if not arm.startswith("pilot:") for phase in ("rollout", "actor_forward") if phase in passed[arm]]
+    means = [statistics.mean(one.values()) for one in trained]
+    assert f"{100 * min(means[0::2]):.1f} to {100 * max(means[0::2]):.1f} % of the values in rollout" in page
+    assert f"{100 * min(means[1::2]):.1f} to {100 * max(means[1::2]):.1f} % in the forward pass" in page
+
+
+def test_what_the_noise_itself_takes_is_what_its_records_say():
+    page, analysis = (ROOT / "docs/results/aqn.md").read_text(), json.loads((DEADZONE / "analysis.json").read_text())
+    store = sqlite3.connect(":memory:")
+    store.deserialize(lzma.decompress((DEADZONE / "campaign.sqlite.xz").read_bytes()))
+    spent = {}
+    for cell, seed, outcome in store.execute("SELECT cell, trial_index, outcome FROM trial WHERE status = 'pass'"):
+        outcome = json.loads(outcome)
+        spent.setdefault(cell, {})[seed] = 1000 * outcome["noise_seconds"] / len(outcome["curves"]["seconds"])
+    for row in analysis["arms"]:
+        assert 1000 * row["noise_seconds_a_step"]["mean"] == close(statistics.mean(spent[row["arm"]].values())), row["arm"]
+    guided, everywhere = (list(spent[arm].values()) for arm in ("guided", "global"))
+    saved = 100 * (1 - statistics.mean(guided) / statistics.mean(everywhere))
+    assert f"**{statistics.mean(guided):.2f} ms a step on the two norms of layer 15 against {statistics.mean(everywhere):.2f} ms on all 61: −{saved:.0f} %**" in page
+    assert f"(medians {statistics.median(guided):.2f} and {statistics.median(everywhere):.2f})" in page
+    ratios = sorted(spent["guided"][seed] / spent["global"][seed] for seed in spent["guided"])
+    assert f"−{100 * (1 - ratios[-1]):.0f} to −{100 * (1 - ratios[0]):.0f} %" in page
+    difference = statistics.mean(everywhere) - statistics.mean(guided)
+    step = statistics.mean([statistics.mean(curves["seconds"]) for _, curves in finished(DEADZONE)[0]["global"].values()])
+    assert f"{difference:.1f} ms of a step of {step:.2f} s, {100 * difference / 1000 / step:.1f} %" in page
+
+
+# --- vLLM on an H200: the tables of two pages against their record ----------------------------------------------------------------
+VLLM = json.loads((ROOT / "docs/results/h200-vllm.json").read_text())
+BATCHES = ("1", "64", "256")
+
+
+def best(arm, batch):
+    return max(VLLM["tokens_per_second"][arm][batch])
+
+
+def test_the_table_of_vllm_is_that_of_its_record():
+    page = (ROOT / "docs/results/clients.md").read_text()
+    for clean, armed, words in (("clean", "armed", ("clean", "armed, every product faulted")), ("clean_eager", "armed_eager", ("clean, eager", "armed, eager"))):
+        assert f"| {words[0]} | " + " | ".join(f"{best(clean, batch):,.0f}" for batch in BATCHES) + " |" in page
+        assert f"| {words[1]} | " + " | ".join(f"{best(armed, batch):,.0f} ({100 * best(armed, batch) / best(clean, batch):.0f} %)" for batch in BATCHES) + " |" in page
+    for evidence in VLLM["evidence"].values():
+        assert evidence["complaints"] == [] and evidence["calls"] == 112 * evidence["forwards"]["body"] + evidence["forwards"]["head"]
+        assert evidence["launches"]["products"] == evidence["launches"]["faulted"] == 113 * evidence["launches"]["kinds"] and evidence["launches"]["absent"] == []
+    armed = VLLM["evidence"]["armed"]
+    assert f"{armed['calls']:,} calls = 113 products x {armed['forwards']['body']:,} forwards" in page and f"**{armed['launches']['faulted']:,} of {armed['launches']['products']:,} product kernels" in page
+
+
+def test_the_readme_says_what_the_record_says():
+    readme, armed = (ROOT / "README.md").read_text(), VLLM["evidence"]["armed"]
+    shares = [f"{100 * best('armed', batch) / best('clean', batch):.0f}" for batch in BATCHES]
+    assert f"5 % noise on every product: {shares[0]}, {shares[1]} and {shares[2]} % of its clean tokens a second at batch 1, 64 and 256" in readme
+    assert f"All {armed['calls']:,}\n  calls (113 products x {armed['forwards']['body']:,} forwards)" in readme and f"{armed['launches']['faulted']:,} of {armed['launches']['products']:,} product kernels that CUPTI saw" in readme
+
+
+def test_our_generation_stands_beside_vllms_as_recorded():
+    page = (ROOT / "docs/results/model.md").read_text()
+    for row in VLLM["ours"]["rows"]:
+        batch = str(row["batch"])
+        clean, armed = row["ours_tok_s"], row["with_plan_tok_s"]
+        assert f"| {batch} | {clean:,.0f} | {best('clean', batch):,.0f} | {clean / best('clean', batch):.2f}x | {armed:,.0f} (+{100 * row['plan_cost']:.0f} %) | {best('armed', batch):,.0f} | {armed / best('armed', batch):.2f}x |" in page

@@ -167,8 +167,8 @@ def test_a_matrix_on_two_machines_is_the_matrix_of_one_and_goes_on_where_it_was(
     assert (again["ran"], again["resumed"]) == (0, 6)
 
 
-def test_a_worker_that_dies_loses_its_task_and_not_the_trial(cluster, tmp_path):
-    # A program that ends the worker above it, twice, before it does its work.
+def test_a_worker_that_dies_loses_its_task_which_can_be_asked_again(cluster, tmp_path):
+    # A program that ends the worker above it, twice, before it does its work. Asking again is the runner's (Runner.* in C++).
     killer = tmp_path / "program"
     counter = tmp_path / "kills"
     killer.write_text(f"""#!{sys.executable}
@@ -187,17 +187,19 @@ os.execv({str(PROGRAM)!r}, [{str(PROGRAM)!r}, *sys.argv[1:]])
     travels.mkdir()
     write(travels, "request.json", {"nonce": "n", "config": {"mode": "nonsense"}, "seed": "1", "ranks": 1, "transport": "threads", "device": "cpu"})
     task = {"folder": str(travels), "arguments": ["race", "--trial", "{folder}"], "input": "", "output": "", "wanted": ["response.json"], "directory": "", "variables": {}, "inherits": {"names": ["PATH"], "prefixes": [], "secrets": [], "no_secrets": []}, "processors": 1, "timeout": 300}
-    lines = json.dumps({"id": 5, **task}) + "\n"
     helper = subprocess.Popen([sys.executable, script, killer], env={**os.environ, "RAY_ADDRESS": cluster.address}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert json.loads(helper.stdout.readline())["nodes"] == 2
-        helper.stdin.write(lines)
-        helper.stdin.flush()
-        answer = json.loads(helper.stdout.readline())
+        answers = []
+        for number in (5, 6, 7):
+            helper.stdin.write(json.dumps({"id": number, **task}) + "\n")
+            helper.stdin.flush()
+            answers.append(json.loads(helper.stdout.readline()))
     finally:
         helper.stdin.close()
         assert helper.wait(timeout=LIMIT) == 0
-    assert answer["id"] == 5 and answer["lost"] == 2 and "status" in answer and counter.read_text() == "xx"
+    assert [(answer["id"], answer.get("lost", False), "status" in answer) for answer in answers] == [(5, True, False), (6, True, False), (7, False, True)]
+    assert counter.read_text() == "xx"
     assert (travels / "log.txt").exists()
 
 
@@ -328,7 +330,7 @@ def test_an_interrupted_experiment_leaves_nothing_behind(cluster, tmp_path, how)
         time.sleep(0.05)
     process.send_signal(how)
     _, errors = process.communicate(timeout=LIMIT)
-    assert process.returncode == 2 and "interrupted; what was finished is kept, the same command goes on" in errors, errors
+    assert process.returncode == 2 and "interrupted; 0 trials of this call are kept in " in errors and "the same command goes on" in errors, errors
     assert here() == []
     while any(os.path.exists(f"/proc/{folder.name.split('-')[2]}") for folder in there()):  # Ray is ending its workers
         time.sleep(0.05)

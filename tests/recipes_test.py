@@ -74,7 +74,7 @@ REFUSED = {"example.yaml": "rule 'lost_signals': its window opens at step 10"}  
 
 # What a recipe is cut down to, beyond what its kind is; and the exit codes it may then have.
 SMALLER = {
-    "ainic-gdr-flush-sdc.yaml": (["trials=1", "steps=2", "ranks=2", "workload_config.fsdp_shard_size=2000", "workload_config.model_dim=32", "+workload_config.num_heads=2",
+    "ainic-gdr-flush-sdc.yaml": (["trials=1", "steps=2", "ranks=2", "transport=threads", "device=cpu", "workload_config.fsdp_shard_size=2000", "workload_config.model_dim=32", "+workload_config.num_heads=2",
                                   "workload_config.num_layers=4", "+workload_config.seq_len=8", "+workload_config.h2d_tensor_size=1000"], [0, 1, 2]),
     "race-smoke.yaml": (["trials=2", "steps=4"], [0, 1, 2]),
     "example.yaml": (["+evaluate={limit: 2, max_new_tokens: 4}"], [64]),

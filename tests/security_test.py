@@ -58,8 +58,9 @@ FORBIDDEN = [
     ("python/**/*.py", re.compile(r"os\.system|os\.popen|shell\s*=\s*True|pickle\.load|torch\.load|(?<![\w.])eval\(|(?<![\w.])exec\(|yaml\.load\(")),
 ]
 PLANTED = {"src/**/*.cpp": ['std::system("ls");', 'FILE* f = popen(command, "r");', 'execl("/bin/sh", "sh", "-c", x, nullptr);'], "python/**/*.py": ["os.system(x)", "run(x, shell=True)", "torch.load(f)", "eval(text)"]}
-# The Python that the user's PATH or PYTHON names, for --executor ray; no recipe can name one.
-ALLOWED = {("src/cluster/ray_cluster.cpp", "execvp(")}
+# The Python that the user's PATH or PYTHON names, for --executor ray, and the command behind `triage run … --`; no recipe can
+# name either.
+ALLOWED = {("src/trials/ray_executor.cpp", "execvp("), ("src/triage/command_trial.cpp", "execvp(")}
 STRINGS_AND_COMMENTS = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"')
 
 
@@ -127,7 +128,7 @@ def test_a_chat_template_is_recognised_and_never_run(model, tmp_path):
 
 def test_temporary_names_cannot_be_foreseen():
     users = [path for path in (ROOT / "src").rglob("*.cpp") if "temp_directory_path()" in path.read_text() and not path.name.endswith(("_test.cpp", "_fuzz.cpp"))]
-    assert len(users) >= 2
+    assert users
     for path in users:
         text = path.read_text()
         assert text.count("temp_directory_path()") == text.count("-XXXXXX") == text.count("::mkdtemp("), path
@@ -283,7 +284,7 @@ def test_trials_and_ranks_get_a_listed_environment(probe, tmp_path):
     trial = child_environment(probed(probe, tmp_path / "trial", "triage", "run", "--recipe", recipe, "--out", tmp_path / "out", env=AMBIENT))
     assert trial["NCCL_PROTO"] == "LL" and trial["NCCL_DEBUG"] == "WARN" and "PATH" in trial
     rank = child_environment(probed(probe, tmp_path / "rank", "race", "--ranks", "2", "--transport", "gloo", "verify_iterations=2", "timeout_seconds=60", env=AMBIENT))
-    assert rank["MASTER_ADDR"] == "127.0.0.1" and rank["NCCL_DEBUG"] == "WARN" and rank["NCCL_SOCKET_IFNAME"] == "lo"
+    assert rank["WORLD_SIZE"] == "2" and rank["NCCL_DEBUG"] == "WARN"
     for environment in (trial, rank):
         assert SECRET not in "".join(environment.values()) and "SOMETHING_ELSE" not in environment
 
@@ -314,7 +315,7 @@ for line in sys.stdin:
     request = json.loads(line)
     said, files = helper.run_task(sys.argv[2], request, helper.contents(pathlib.Path(request["folder"])))
     {tamper}
-    answer({{**helper.take(said, files, request), "id": request["id"], "lost": 0}})
+    answer({{**helper.take(said, files, request), "id": request["id"]}})
 """
 
 
@@ -434,8 +435,17 @@ def named(process, mark, name):
         ("OMP_TOOL_LIBRARIES", "/tmp/x.so", "would load code"),
         ("NCCL_DEBUG_FILE", "/tmp/x", "write files"),
         ("CUDA_COREDUMP_FILE", "x", "write files"),
-        ("FAULTLINE_LIBRARY", "x.so", "none of the settings of ours"),
-        ("FAULTLINE_PYTHON", "x", "none of the settings of ours"),
+        ("FAULTLINE_LIBRARY", "x.so", "of ours a recipe may set"),
+        ("FAULTLINE_PYTHON", "x", "of ours a recipe may set"),
+        ("LD_LIBRARY_PATH", "x", "must not choose code"),
+        ("ld_audit", "x", "must not choose code"),
+        ("BASH_ENV", "x", "must not choose code"),
+        ("NODE_OPTIONS", "x", "must not choose code"),
+        ("CC", "x", "must not choose code"),
+        ("MY_TOOL", "/tmp/x", "would load code"),
+        ("MY_MODE", "--exec x", "no plain setting"),
+        ("HTTPS_PROXY", "x", "a machine to talk to"),
+        ("RAY_ADDRESS", "x", "a machine to talk to"),
         ("NCCL_API_KEY", "x", "looks like a secret"),
         ("NCCL_MYPASSWORD", "x", "looks like a secret"),
         ("NCCL_ApiKey", "x", "looks like a secret"),
@@ -448,6 +458,20 @@ def test_a_recipe_sets_runtime_settings_and_no_code(tmp_path, variable, value, s
     for change in (f"+cells.0.extra_env={{{variable}: '{value}'}}", f"+mitigations={{mine: {{env: {{{variable}: '{value}'}}}}}}"):
         done = launch("triage", "run", "--recipe", recipe, "--dry-run", change)
         assert done.returncode == 64 and says in done.stderr, done.stderr
+
+
+def test_a_recipe_or_a_record_chooses_no_command(tmp_path):
+    recipe, mark = tmp_path / "recipe.yaml", tmp_path / "mark"
+    probe = "mode: probe\ntrials: 1\nmitigation_axis: [none]\ndiagnostic_axis: [none]\n"
+    for text in (probe, probe + f"command: [touch, {mark}]\n", f"workload: command\ncommand: [touch, {mark}]\ncells: [{{name: a}}]\n"):
+        recipe.write_text(text)
+        assert launch("triage", "run", "--recipe", recipe, "--out", tmp_path / "out").returncode == 64
+    recipe.write_text(probe)
+    assert launch("triage", "run", "--recipe", recipe, "--out", tmp_path / "ran", "--quiet", "--", "touch", mark).returncode == 0
+    assert mark.exists()
+    mark.unlink()
+    done = launch("reproduce", tmp_path / "ran", "--out", tmp_path / "again")
+    assert done.returncode == 64 and "a record chooses none" in done.stderr and not mark.exists()
 
 
 def test_no_secret_reaches_a_record(model, tmp_path):

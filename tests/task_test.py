@@ -10,11 +10,11 @@ import re
 import pytest
 import torch
 
-import faultline  # noqa: F401  (loads the operators)
+import faultline
+from testing_ops import OPS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SUFFIX = ' Let\'s think step by step and output the final answer after "####".'
-OPS = torch.ops.faultline
 
 
 def problems(name="arithmetic", split="train", count=-1, seed=0, difficulty=2):

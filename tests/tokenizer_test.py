@@ -12,12 +12,11 @@ import unicodedata
 import pytest
 import torch
 
-import faultline  # noqa: F401  loads the operators
+from testing_ops import OPS
 
 tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-ops = torch.ops.faultline
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "faultline"
 MODEL = CACHE / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -74,7 +73,7 @@ TEXTS = corpus()
 
 
 def ours(handle, texts, parse_special=True):
-    ids, counts = ops.tokenizer_encode_batch(handle, texts, parse_special)
+    ids, counts = OPS.tokenizer_encode_batch(handle, texts, parse_special)
     return [part.tolist() for part in ids.split(counts.tolist())]
 
 
@@ -135,7 +134,7 @@ KINDS = {
 def load(tokenizer, folder):
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
-    return ops.tokenizer_load(str(path))
+    return OPS.tokenizer_load(str(path))
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +152,7 @@ def default_model(tmp_path_factory):
     oracle = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     oracle.pre_tokenizer, oracle.decoder = smollm(), decoders.ByteLevel()
     oracle.add_special_tokens([token for token, kind in zip(tokens, types) if kind == 3])
-    return ops.tokenizer_load(str(MODEL)), oracle, value("chat_template")
+    return OPS.tokenizer_load(str(MODEL)), oracle, value("chat_template")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,7 +165,7 @@ def test_ids_equal_hugging_faces_for_each_pre_tokenizer(kind, tmp_path):
     assert_equal(handle, oracle, texts)
     normalized = oracle.normalizer.normalize_str if oracle.normalizer else str
     for text, ids in list(zip(texts, ours(handle, texts)))[::5]:
-        assert ops.tokenizer_decode(handle, ids, False) == normalized(text)
+        assert OPS.tokenizer_decode(handle, ids, False) == normalized(text)
 
 
 def test_a_planted_difference_is_found(tmp_path):
@@ -177,8 +176,8 @@ def test_a_planted_difference_is_found(tmp_path):
 def test_the_default_model_equals_hugging_face(default_model):
     handle, oracle, _ = default_model
     assert_equal(handle, oracle)
-    assert ops.tokenizer_vocabulary_size(handle) == oracle.get_vocab_size() == 49152
-    assert ops.tokenizer_end_tokens(handle) == [2]
+    assert OPS.tokenizer_vocabulary_size(handle) == oracle.get_vocab_size() == 49152
+    assert OPS.tokenizer_end_tokens(handle) == [2]
 
 
 def test_the_default_models_round_trip_is_exact_but_for_the_bytes_it_has_no_token_for(default_model):
@@ -191,7 +190,7 @@ def test_the_default_models_round_trip_is_exact_but_for_the_bytes_it_has_no_toke
     changed = 0
     for text, ids in zip(TEXTS, ours(handle, TEXTS)):
         kept = bytes(byte for byte in text.encode() if byte not in missing).decode(errors="replace")
-        assert ops.tokenizer_decode(handle, ids, False) == kept
+        assert OPS.tokenizer_decode(handle, ids, False) == kept
         changed += kept != text
     assert 0 < changed < len(TEXTS) // 4
 
@@ -215,9 +214,9 @@ def test_special_tokens_are_text_when_they_are_not_parsed(tmp_path):
     handle = load(oracle, tmp_path)
     oracle.encode_special_tokens = True
     for text in ("<|im_start|>user plain", "a<|im_end|>", "<|im_end|><|im_end|>"):
-        assert ops.tokenizer_encode(handle, text, False) == oracle.encode(text).ids
-    ids = ops.tokenizer_encode(handle, "x<|im_end|>y", True)
-    assert ops.tokenizer_decode(handle, ids, True) == "xy"
+        assert OPS.tokenizer_encode(handle, text, False) == oracle.encode(text).ids
+    ids = OPS.tokenizer_encode(handle, "x<|im_end|>y", True)
+    assert OPS.tokenizer_decode(handle, ids, True) == "xy"
 
 
 def test_a_template_that_adds_bos_is_honoured(tmp_path):
@@ -247,42 +246,42 @@ def assert_renders_like_transformers(handle, template):
             messages = [{"role": role, "content": content} for role, content in conversation]
             expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
             roles, contents = zip(*conversation)
-            assert ops.tokenizer_chat(handle, roles, contents, prompt) == expected
+            assert OPS.tokenizer_chat(handle, roles, contents, prompt) == expected
 
 
 def test_the_default_models_chat_renders_like_transformers(default_model):
     handle, _, template = default_model
     assert_renders_like_transformers(handle, template)
-    text = ops.tokenizer_chat(handle, ["user"], ["Hi"], True)
+    text = OPS.tokenizer_chat(handle, ["user"], ["Hi"], True)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
 
 
 def test_another_chat_template_is_refused_by_name(tmp_path):
     handle = load(small("gpt2"), tmp_path)
     with pytest.raises(ValueError, match="has no chat template"):
-        ops.tokenizer_chat(handle, ["user"], ["Hi"], True)
+        OPS.tokenizer_chat(handle, ["user"], ["Hi"], True)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ bos_token }}[INST] {{ messages[0].content }}", "eos_token": {"content": "<|endoftext|>"}}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
-    handle = ops.tokenizer_load(str(tmp_path / "tokenizer.json"))
-    assert ops.tokenizer_end_tokens(handle) == [0, 2]
+    handle = OPS.tokenizer_load(str(tmp_path / "tokenizer.json"))
+    assert OPS.tokenizer_end_tokens(handle) == [0, 2]
     with pytest.raises(ValueError, match="INST.*is not of the ChatML kind"):
-        ops.tokenizer_chat(handle, ["user"], ["Hi"], True)
+        OPS.tokenizer_chat(handle, ["user"], ["Hi"], True)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     with pytest.raises(ValueError, match="tokenizer_config.json: eos_token: the tokenizer has no token '</s>'"):
-        ops.tokenizer_load(str(tmp_path / "tokenizer.json"))
+        OPS.tokenizer_load(str(tmp_path / "tokenizer.json"))
 
 
 def test_qwens_own_files_give_equal_ids_and_chats():
     if not (QWEN / "tokenizer.json").is_file():
         pytest.skip("FAULTLINE_QWEN_TOKENIZER names no folder with Qwen2.5's tokenizer.json")
-    handle = ops.tokenizer_load(str(QWEN / "tokenizer.json"))
+    handle = OPS.tokenizer_load(str(QWEN / "tokenizer.json"))
     assert_equal(handle, Tokenizer.from_file(str(QWEN / "tokenizer.json")))
     assert_renders_like_transformers(handle, json.loads((QWEN / "tokenizer_config.json").read_text())["chat_template"])
-    assert ops.tokenizer_end_tokens(handle) == [151645]
+    assert OPS.tokenizer_end_tokens(handle) == [151645]
 
 
 def test_a_missing_file_and_a_wrong_handle_are_refused():
-    with pytest.raises(ValueError, match="nowhere/tokenizer.json: cannot be read"):
-        ops.tokenizer_load("/nowhere/tokenizer.json")
+    with pytest.raises(ValueError, match="nowhere/tokenizer.json: no such file"):
+        OPS.tokenizer_load("/nowhere/tokenizer.json")
     with pytest.raises(ValueError, match="no tokenizer has this handle"):
-        ops.tokenizer_encode(10_000, "x", True)
+        OPS.tokenizer_encode(10_000, "x", True)

@@ -78,7 +78,7 @@ def test_weights_that_arrive_after_the_capture_are_faulted_in_the_graphs(tmp_pat
 
 
 def test_noise_whose_schedule_nobody_moves_is_not_accepted(tmp_path, model, installed):  # noqa: F811
-    decay = {"seed": 7, "aqn": {"schedule": "global_decay", "sigma_start": 0.05, "sigma_end": 0.0005, "num_stages": 10}}
+    decay = {"seed": 7, "aqn": {"schedule": "global_decay", "sigma_start": 0.1, "sigma_end": 0.02, "num_stages": 10}}
     done = run(tmp_path, model, installed, decay, launcher=("-m", "faultline"), environment={"FAULTLINE_TOTAL_STEPS": "116"}, **GRAPHS)
     assert done.returncode == 3, done.stderr[-3000:]
 

@@ -12,6 +12,7 @@ import warnings
 import torch
 
 from faultline._library import library_path
+from faultline.arithmetic import selftest
 from faultline.attach import Attachment, attach
 from faultline.diagnose import diagnose
 from faultline.environment import arm_from_environment
@@ -48,6 +49,7 @@ __all__ = [
     "plan",
     "quantize",
     "read_ledger",
+    "selftest",
     "weights_changed",
 ]
 
@@ -69,6 +71,7 @@ LEDGER_COLUMNS = (
     "sampled",
     "sum_squared_relative",
 )
+"""The names of a ledger row's columns, in their order: what read_ledger() gives, without what follows from them."""
 _SUMS = ("sum_abs_error", "sum_squared_error", "sum_squared_value", "max_abs_error", "sum_squared_relative")
 
 
@@ -87,6 +90,7 @@ def apply(
 
     ledger: a row of new_ledger(x.device) that this call adds its evidence to.
     row_keys: one int64 a row, for rules with `rule.keyed_by=row`: rows with equal keys meet equal noise in any batch.
+    Raises ValueError for a fault that does not exist, or that x's dtype could not show.
     """
     return torch.ops.faultline.apply(x, fault, seed=seed, site=site, step=step, call=call, ledger=ledger, row_keys=row_keys)
 
@@ -102,12 +106,12 @@ def apply_(
     ledger: torch.Tensor | None = None,
     row_keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """apply() in place; returns x."""
+    """apply() in place: x gets the fault and is returned. Parameters are those of apply()."""
     return torch.ops.faultline.apply_(x, fault, seed=seed, site=site, step=step, call=call, ledger=ledger, row_keys=row_keys)
 
 
 def quantize(x: torch.Tensor, format: str) -> torch.Tensor:
-    """x through a number format and back, `mxfp4`, `nvfp4`, …; gradients pass straight through."""
+    """x through a number format and back, `mxfp4`, `nvfp4`, …; gradients pass straight through. Raises ValueError for another format."""
     return torch.ops.faultline.quantize(x, format)
 
 
@@ -117,7 +121,8 @@ def digest(x: torch.Tensor) -> int:
 
 
 def checksum(x: torch.Tensor) -> int:
-    """The plain integer sum of x's elements as bits, modulo 2^64: blind to exchanged elements; kept for comparison."""
+    """The plain integer sum of x's elements as bits, modulo 2^64: blind to exchanged elements; kept for comparison. Returned as
+    a signed number, -2^63 to 2^63 - 1."""
     return int(torch.ops.faultline.checksum(x).item())
 
 

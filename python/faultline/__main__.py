@@ -62,10 +62,10 @@ def main(given: list[str]) -> int:
         return _run_with_launches(options, scopes=False)
     try:
         _prepare(options)
-        from faultline import environment, evidence
+        from faultline import armed, environment, evidence
 
         environment.arm_from_environment()
-        environment.take_role("launcher")
+        armed.take_role("launcher")
         if options.collectives:
             from faultline import collectives
 
@@ -73,9 +73,9 @@ def main(given: list[str]) -> int:
     except (ImportError, ValueError) as error:
         print(f"faultline: {error}", file=sys.stderr)
         return EXIT_USAGE
-    with _judged_exit(lambda: _end(environment, evidence)):
+    with _judged_exit(lambda status: _end(armed, evidence, status)):
         status = _run(options) if options.launches is None else _run_with_launches(options, scopes=True)
-    return _end(environment, evidence) or status
+    return _end(armed, evidence, status) or status
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def _judged_exit(judge):
 
     def judged(status):
         os._exit = leave
-        leave((os.getpid() == process and judge()) or status)
+        leave((os.getpid() == process and judge(status)) or status)
 
     os._exit = judged
     try:
@@ -131,18 +131,25 @@ def _run_with_launches(options: argparse.Namespace, *, scopes: bool) -> int:
             print(f"faultline: --launches: {error}", file=sys.stderr)
 
 
-def _end(environment, evidence) -> int:
+def _end(armed, evidence, status: int) -> int:
     from faultline.complaints import sentences
 
-    own = environment.armed()
+    own = armed.armed()
+    own.script_error = f"exit status {status}" if status else None
     # A rank of a distributed run speaks for itself: the others may still be running.
     is_rank = int(os.environ.get("WORLD_SIZE", "1")) > 1
     collection = evidence.merge([own.snapshot()] if is_rank else evidence.own_entries())
+    own.write_verdict(collection["complaints"], whole=True)
     if collection["complaints"]:
         print("faultline: the evidence is missing: " + sentences(collection["complaints"]), file=sys.stderr)
         return EXIT_EVIDENCE if own.on_missing == "raise" else 0
     for name, rule in collection["rules"].items():
         print(f"[fault {name}] {rule['calls']} calls in {rule['processes']} process{'es' if rule['processes'] != 1 else ''}, {rule['changed']} of {rule['elements']} elements changed", file=sys.stderr)
+    if (proof := collection["launches"]) is not None:
+        for why in proof["absent"]:
+            print(f"[launches] no proof by kernel launches: {why}", file=sys.stderr)
+        if proof["kinds"]:
+            print(f"[launches] {proof['faulted']} of {proof['products']} product kernels in {proof['kinds']} first forwards were faulted", file=sys.stderr)
     if (aqn := collection["aqn"]) is not None:
         print(f"[aqn] {aqn['norms']} norm weights carry noise in {aqn['processes']} process{'es' if aqn['processes'] != 1 else ''}, put on {aqn['applications']} times", file=sys.stderr)
     return 0

@@ -10,7 +10,8 @@ import torch
 
 
 def library_path() -> pathlib.Path:
-    """The library that is loaded: FAULTLINE_LIBRARY, or the one pip installed, the bundle's, the build folder's."""
+    """The library that is loaded: FAULTLINE_LIBRARY, or the one pip installed, the bundle's, the build folder's.
+    Raises ImportError where there is none."""
     wish = os.environ.get("FAULTLINE_LIBRARY")
     root = pathlib.Path(__file__).resolve().parents[2]
     places = [pathlib.Path(__file__).resolve().parent, root, root / "build"]

@@ -11,6 +11,7 @@ import threading
 import torch
 
 from faultline._library import C
+from faultline.launches import proof_window
 
 _OPS = torch.ops.faultline
 _ROOT = 0  # the place of the model itself
@@ -220,20 +221,23 @@ class Attachment:
 
     A model compiled by torch.compile: give what torch.compile returned (or the model after model.compile()). Its modules
     run without hooks, layers are then found by the weights an operator reads; of the model itself only the call as a
-    whole is seen, which is what tells training from generation."""
+    whole is seen, which is what tells training from generation.
 
-    def __init__(self, model: torch.nn.Module, *, phase: str | None = None, is_eager: bool = False, counts_forwards: bool = True):
-        """phase: of every forward of this model; else the process's, or what the gradient mode says as it begins.
+    `model` is the model, `paths` are the names of its modules, `layer_count` says how many layers they show."""
+
+    def __init__(self, model: torch.nn.Module, *, phase: str | None = None, is_eager: bool = False, counts_forwards: bool = True) -> None:
+        """Hooks the model. Raises ValueError for one that was compiled ahead of time. phase: of every forward of this model; else the process's, or what the gradient mode says as it begins.
         is_eager: nobody will compile it. counts_forwards: False where the caller counts them, replays of graphs among them."""
         self._counts_forwards = counts_forwards
         self._handles: list = []
         self._phase = phase
         self._is_eager = is_eager
+        self._is_in_window = False  # of kernel launches, around the forward that runs
         self._compiled_calls: list[tuple[torch.nn.Module, object]] = []
         self._generate = None
-        self.model = model
-        self.paths = list(dict.fromkeys(path for path, _ in _named_modules(model)))
-        self.layer_count = 1 + max((_OPS.layer(path) for path in self.paths), default=-1)
+        self.model: torch.nn.Module = model
+        self.paths: list[str] = list(dict.fromkeys(path for path, _ in _named_modules(model)))
+        self.layer_count: int = 1 + max((_OPS.layer(path) for path in self.paths), default=-1)
         ahead_of_time = ("AOTICompiledModel", "AOTInductorModel")
         compiled = [path for path, module in _named_modules(model) if any(type(value).__name__ in ahead_of_time for value in (module, *vars(module).values()))]
         if compiled:
@@ -254,6 +258,7 @@ class Attachment:
             for parameter in module.parameters(recurse=False):
                 _OPS.register_parameter(parameter, path)
         compiled = [path for path, module in _named_modules(self.model) if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None]
+        self._is_compiled = bool(compiled)
         for path, module in _named_modules(self.model):
             if path != "":
                 is_compiled = any(around in ("", path) or path.startswith(around + ".") for around in compiled)
@@ -295,7 +300,7 @@ class Attachment:
                     return
                 for value in (*arguments, *keywords.values()):
                     if isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dim() >= 1:
-                        _OPS.tell_routing(place, value, getattr(module, "num_experts", 1 << 20))
+                        _OPS.note_routing(place, value, getattr(module, "num_experts", 1 << 20))
                         return
 
             self._handles.append(module.register_forward_pre_hook(choice, with_kwargs=True))
@@ -304,7 +309,7 @@ class Attachment:
 
             def call(_module, _arguments):
                 if not torch.compiler.is_compiling():
-                    _OPS.tell_routing(place, number, 1 << 20)
+                    _OPS.note_routing(place, number, 1 << 20)
 
             self._handles.append(module.register_forward_pre_hook(call))
 
@@ -332,10 +337,14 @@ class Attachment:
             return
         kind = _kind_of_forward(arguments, keywords)
         phase = _PHASES["rollout"] if _running.generations else _PHASES["actor_forward"] if self.model.training else _UNKNOWN
+        self._is_in_window = proof_window.begin(f"{_OPS.get_phase()} {kind}".removeprefix("auto "), is_compiled=self._is_compiled)
         _running.enter(_ROOT, lambda place: C.faultline_begin_forward(place, _KINDS[kind], phase))
 
     def _end_forward(self, *, failed=False):
         _running.leave(_ROOT, failed=failed)
+        if self._is_in_window and _ROOT not in _running.places:
+            self._is_in_window = False
+            proof_window.end(failed=failed)
         if self._phase is not None and _running.phases:
             _OPS.set_phase(_running.phases.pop())
 
@@ -374,8 +383,8 @@ class Attachment:
 
         model.generate = self._generate = watched
 
-    def add_boundaries(self):
-        """Hooks for the loaded plan's module rules; a rule that matches no module is an error with the nearest names.
+    def add_boundaries(self) -> None:
+        """Hooks for the loaded plan's module rules; a rule that matches no module raises ValueError with the nearest names.
         Code that is compiled while they are there has them in its graphs; code compiled before runs without them."""
         _OPS.check_modules(self.paths)
         places = [(place, module) for path, module in _named_modules(self.model) if (place := _OPS.place(path)) != _ROOT]
@@ -386,7 +395,8 @@ class Attachment:
                 # First of the module's hooks: its scope is still open, and every other hook sees the faulty output.
                 self._handles.append(_register_first(module._forward_hooks, module.register_forward_hook, _output_hook(_boundary(place, "output"))))
 
-    def detach(self):
+    def detach(self) -> None:
+        """Takes every hook back and forgets the parameters' names; a second call does nothing."""
         while self._handles:
             self._handles.pop().remove()
         while self._compiled_calls:
@@ -403,13 +413,16 @@ class Attachment:
             for other in _attached:
                 other._register_parameters()
 
-    def __enter__(self):
+    def __enter__(self) -> Attachment:
+        """Returns itself: the hooks are there since it was made."""
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
+        """Detaches."""
         self.detach()
 
 
 def attach(model: torch.nn.Module) -> Attachment:
-    """Names every module and parameter of `model` to the library until .detach()."""
+    """Names every module and parameter of `model` to the library until .detach(), so that evidence and censuses name modules and
+    layers. Returns the hooks, which are a context manager too. plan(model=) does it by itself."""
     return Attachment(model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from typing import Any
 
 import torch
 
@@ -151,10 +152,10 @@ def _tokens_of(model, tokenizer, prompt, limit):
     return tokens[:, :limit].to(next(model.parameters()).device)
 
 
-def diagnose(model: torch.nn.Module, tokenizer=None, *, prompt=None, tokens: int = 32, passes: int = 1, seed: int = 0) -> dict:
+def diagnose(model: torch.nn.Module, tokenizer: Any = None, *, prompt: str | torch.Tensor | None = None, tokens: int = 32, passes: int = 1, seed: int = 0) -> dict[str, Any]:
     """The verdict of method `self` on a Hugging Face causal language model, as `faultline diagnose --json` writes it
     (schema: `faultline diagnose --schema`). prompt: a text, or token numbers (1, T); tokens: at most so many of it;
-    passes: repeat until an intermittent fault is caught, at most so often."""
+    passes: repeat until an intermittent fault is caught, at most so often. Raises ValueError for a prompt or a number that cannot be."""
     if passes < 1 or tokens < 1 or not 0 <= seed < 2**64:
         raise ValueError(f"passes and tokens are at least 1 and seed is 0 to 2^64-1; got {passes}, {tokens} and {seed}")
     config = getattr(model, "config", None)

@@ -7,6 +7,7 @@ ray_workers).
     FAULTLINE_ON_MISSING   raise (default) or warn
     FAULTLINE_TOTAL_STEPS  for schedules; default 1
     FAULTLINE_LEDGER       report to file.PID at exit
+    FAULTLINE_LAUNCHES     off: record no kernel launches, because another tool wants CUPTI
 
 A process that imports faultline by itself is held to its plan: missing evidence ends it with status 3. A process of an engine
 may have nothing to compute (a scheduler, a driver): it is held to it from the moment it has generated or trained. A forked
@@ -28,13 +29,12 @@ import time
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from faultline import evidence, noise
-from faultline.complaints import complaint, sentences
-from faultline.plan import EvidenceError, Plan, _check_on_missing
+from faultline import armed, evidence, noise, phases
+from faultline.complaints import EvidenceError, check_on_missing, complaint, sentences
+from faultline.plan import Plan
 
 EXIT_EVIDENCE = 3
 _SECONDS_BETWEEN_FILES = 2.0
-_armed: Armed | None = None
 _cleaning: list = []  # what atexit would still do after a judgement that ends the process
 
 
@@ -43,19 +43,20 @@ class Armed:
 
     def __init__(self, recipe: str):
         self.on_missing = os.environ.get("FAULTLINE_ON_MISSING", "raise")
-        _check_on_missing("FAULTLINE_ON_MISSING", self.on_missing)
+        check_on_missing("FAULTLINE_ON_MISSING", self.on_missing)
         steps = os.environ.get("FAULTLINE_TOTAL_STEPS", "1")
         if not steps.isdigit() or int(steps) < 1:
             raise ValueError(f"FAULTLINE_TOTAL_STEPS is a number of steps, at least 1; got {steps!r}")
         _check_plugin_list()
         self._recipe, self._steps = recipe, int(steps)
-        self._digest = hashlib.sha256(recipe.encode() if _is_text(recipe) else pathlib.Path(recipe).read_bytes()).hexdigest()
+        self.recipe_digest = hashlib.sha256(recipe.encode() if _is_text(recipe) else pathlib.Path(recipe).read_bytes()).hexdigest()
         self._begin("script")
         self._optimizer_steps = register_optimizer_step_post_hook(lambda *_: self.note_work("actor_forward"))
 
     def _begin(self, role: str) -> None:
         self.plan = Plan(self._recipe, total_steps=self._steps).arm()
         self.process, self.role = os.getpid(), role
+        self.script_error: str | None = None  # how the script failed by itself, where whoever runs it knows
         self.work: dict[str, int] = {}  # pieces of work by phase: generations, optimizer steps
         # What else was done here: noise on norms, where the recipe asks for it; which of an engine's workers this is.
         self.notes: dict[str, dict] = {"aqn": dict(noise.NO_NOISE)} if torch.ops.faultline.has_aqn(self._recipe, []) else {}
@@ -106,7 +107,7 @@ class Armed:
     def snapshot(self, *, ended=False) -> dict:
         for refresh in self.before_snapshot:
             refresh()
-        return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), notes=self.notes, ended=ended, recipe=self._digest)
+        return evidence.snapshot(self.plan.read(), role=self.role, work=dict(self.work), notes=self.notes, ended=ended, recipe=self.recipe_digest)
 
     def write(self, *, ended: bool) -> None:
         self._written = time.monotonic()
@@ -116,12 +117,24 @@ class Armed:
             except OSError as error:
                 print(f"faultline: the evidence could not be written to {place}: {error}", file=sys.stderr)
 
+    def write_verdict(self, complaints: list[dict], *, whole: bool) -> None:
+        """The judgement itself, where evidence is kept. An exception that reached the interpreter is told apart: evidence that a script
+        did not live to produce is another thing than evidence that is missing."""
+        if (place := evidence.folder()) is None:
+            return
+        uncaught = getattr(sys, "last_value", None)
+        said = [one for one in getattr(uncaught, "complaints", []) if one not in complaints]
+        failed = None if uncaught is None or isinstance(uncaught, (EvidenceError, evidence.CollectionError)) else type(uncaught).__name__
+        try:
+            evidence.write_verdict(place, complaints + said, whole=whole, script_error=self.script_error or failed)
+        except OSError as error:
+            print(f"faultline: the judgement could not be written to {place}: {error}", file=sys.stderr)
+
     def judge(self) -> None:
         """At exit. Ends the process with status 3 where it is held to its plan and the evidence is missing."""
-        global _armed
-        if os.getpid() != self.process or _armed is not self:
+        if armed.armed() is not self:
             return
-        _armed = None
+        armed.hold(None)
         report = self.plan.read()
         self.write(ended=True)
         self._optimizer_steps.remove()
@@ -130,6 +143,7 @@ class Armed:
             with open(f"{path}.{self.process}", "w") as file:
                 json.dump(report, file)
         complaints = self._complaints(report)
+        self.write_verdict(complaints, whole=False)
         if self.role == "script" or report["rows"]:
             for line in report["log"]:
                 print(line, file=sys.stderr)
@@ -172,47 +186,25 @@ def _shared_folder() -> None:
 
 def arm_from_environment() -> Plan | None:
     """Arms FAULTLINE_RECIPE in this process, once. A mistake in it stops the import. -> the plan, if there is one"""
-    global _armed
     recipe = os.environ.get("FAULTLINE_RECIPE")
-    if _armed is not None and _armed.process == os.getpid():
-        return _armed.plan
+    if (own := armed.armed()) is not None:
+        return own.plan
     if not recipe:
         return None
     if not _is_text(recipe) and not pathlib.Path(recipe).is_file():
         raise ValueError(f"FAULTLINE_RECIPE={recipe}: there is no such file here ({pathlib.Path.cwd()}); give an absolute path, readable in every process")
     evidence.run_id()  # before any child inherits the environment
-    _armed = Armed(recipe)
+    own = Armed(recipe)
+    armed.hold(own)
     _shared_folder()
-    atexit.register(_armed.judge)  # before the folder goes: handlers run from the last to the first
-    _armed.judge_at_exit()
-    multiprocessing.util.register_after_fork(_armed, Armed.judge_at_exit)
+    atexit.register(own.judge)  # before the folder goes: handlers run from the last to the first
+    own.judge_at_exit()
+    multiprocessing.util.register_after_fork(own, Armed.judge_at_exit)
     os.register_at_fork(after_in_child=_begin_in_child)
-    from faultline import phases
-
-    phases.watch(_armed)
-    return _armed.plan
+    phases.watch(own)
+    return own.plan
 
 
 def _begin_in_child() -> None:
-    if _armed is not None:
-        _armed.begin_in_child()
-
-
-def rearms() -> bool:
-    """Whether a forked child arms the plan for itself."""
-    return _armed is not None
-
-
-def armed() -> Armed | None:
-    """What FAULTLINE_RECIPE armed in this process."""
-    return _armed if _armed is not None and _armed.process == os.getpid() else None
-
-
-def take_role(role: str) -> None:
-    """This process belongs to an engine: it may turn out to have nothing to compute."""
-    if (own := armed()) is not None:
-        own.role = role
-
-
-def snapshot_now() -> dict | None:
-    return own.snapshot() if (own := armed()) is not None else None
+    if (parent := armed.held()) is not None:
+        parent.begin_in_child()

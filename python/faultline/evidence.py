@@ -19,22 +19,27 @@ import sys
 import tempfile
 import time
 import uuid
+from typing import Any, Literal
 
 import torch
 
-from faultline import noise
-from faultline.complaints import complaint, sentences
+from faultline import armed, noise
+from faultline.complaints import check_on_missing, complaint, sentences
+from faultline.launches import of_all
 
 _FORMAT = 2  # complaints are objects
+_VERDICT_FORMAT = 1  # read by `faultline triage`: src/triage/tap_verdict.cpp
 _COUNTS = ("calls", "elements", "changed")
 
 
 class CollectionError(RuntimeError):
-    """No process, or not the expected one, has evidence. `collection` holds what there is."""
+    """No process, or not the expected one, has evidence. `complaints` says why, `collection` holds what there is."""
 
-    def __init__(self, complaints, collection):
+    def __init__(self, complaints: list[dict[str, str]], collection: dict[str, Any]) -> None:
+        """Takes what is missing, and what merge() made of the rest; the message is the complaints' sentences."""
         super().__init__("the evidence is missing: " + sentences(complaints))
-        self.complaints, self.collection = complaints, collection
+        self.complaints = complaints
+        self.collection = collection
 
 
 def run_id() -> str:
@@ -52,21 +57,35 @@ def _launcher_id() -> str | None:
 
 
 def folder() -> pathlib.Path | None:
-    """Where the processes of this run write; nothing: nobody asked for it."""
+    """Where the processes of this run write; None: nobody asked for it."""
     wish = os.environ.get("FAULTLINE_EVIDENCE")
     return pathlib.Path(wish) if wish else None
 
 
-def snapshot(report: dict, *, role: str, work: dict[str, int], ended: bool, notes: dict[str, dict] | None = None, recipe: str = "") -> dict:
-    """recipe: its digest, where the process read it by itself."""
+def snapshot(report: dict[str, Any], *, role: str, work: dict[str, int], ended: bool, notes: dict[str, dict[str, Any]] | None = None, recipe: str = "") -> dict[str, Any]:
+    """A process's evidence as its file holds it: its plan's report, what it is (`role`), how often it computed by phase (`work`),
+    whether it came to its end, and what else was done there (`notes`). recipe: its digest, where the process read it by itself."""
     return {"format": _FORMAT, "run": run_id(), "host": socket.gethostname(), "pid": os.getpid(), "role": role, "command": sys.argv[:1], "torch": str(torch.__version__),
             "time": time.time(), "ended": ended, "recipe": recipe, "work": work, "notes": notes or {}, "report": report}
 
 
-def write(into: pathlib.Path, entry: dict) -> pathlib.Path:
-    """Whole or not at all: a reader never sees half a file."""
+def write(into: pathlib.Path, entry: dict[str, Any]) -> pathlib.Path:
+    """Writes a snapshot() into the folder, which is made if need be, and returns its path. Whole or not at all: a reader never sees
+    half a file. Raises OSError."""
+    return _replace(into / f"process-{entry['host']}-{entry['pid']}.json", entry)
+
+
+def write_verdict(into: pathlib.Path, complaints: list[dict[str, str]], *, whole: bool, script_error: str | None) -> pathlib.Path:
+    """Writes how this process was judged at its end, or (`whole`) how its run was, beside the snapshots, and returns the path. A program
+    that started the run decides by it. script_error: how the script failed by itself, if it did. Raises OSError."""
+    host, pid = socket.gethostname(), os.getpid()
+    verdict = {"format": _VERDICT_FORMAT, "run": run_id(), "host": host, "pid": pid, "whole": whole, "complaints": complaints, "script_error": script_error}
+    return _replace(into / f"verdict-{'run-' if whole else ''}{host}-{pid}.json", verdict)
+
+
+def _replace(target: pathlib.Path, entry: dict[str, Any]) -> pathlib.Path:
+    into = target.parent
     into.mkdir(parents=True, exist_ok=True)
-    target = into / f"process-{entry['host']}-{entry['pid']}.json"
     handle, name = tempfile.mkstemp(dir=into, prefix=".unfinished-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -78,7 +97,8 @@ def write(into: pathlib.Path, entry: dict) -> pathlib.Path:
     return target
 
 
-def read(source: pathlib.Path) -> list[dict]:
+def read(source: pathlib.Path) -> list[dict[str, Any]]:
+    """The snapshots of every evidence file in a folder. Raises ValueError for a file that is damaged or of another version."""
     entries = []
     for path in sorted(source.glob("process-*.json")):
         try:
@@ -91,13 +111,13 @@ def read(source: pathlib.Path) -> list[dict]:
     return entries
 
 
-def is_empty(report: dict) -> bool:
+def is_empty(report: dict[str, Any]) -> bool:
     """No rule met a call, not even one that it had a reason to pass over. A plan without rules (aqn alone) is proven by its noise."""
     return bool(report["rules"]) and not report["rows"] and not any(rule["unreached"] for rule in report["rules"])
 
 
-def complaints_of_process(report: dict, *, role: str, work: dict[str, int], notes: dict) -> list[dict]:
-    """Of a process that need not have computed. A rule may belong to the phase of another process (rollout here, training there):
+def complaints_of_process(report: dict[str, Any], *, role: str, work: dict[str, int], notes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """The complaints of a process that need not have computed. A rule may belong to the phase of another process (rollout here, training there):
     that it never fired in this one is no complaint; that it fired nowhere is one of the whole."""
     found = noise.complaints(notes, work)
     if role == "vllm" and "worker" not in notes and any(rule["calls"] for rule in report["rules"]):
@@ -107,7 +127,7 @@ def complaints_of_process(report: dict, *, role: str, work: dict[str, int], note
     return [one for one in report["complaints"] if one["code"] != "never_fired"] + found
 
 
-def _complaints_about_workers(entries: list[dict]) -> list[dict]:
+def _complaints_about_workers(entries: list[dict[str, Any]]) -> list[dict[str, str]]:
     """An engine of several workers computes in all of them: one that left no evidence may have computed without the plan."""
     engines: dict[str, dict[int, int]] = {}
     for entry in entries:
@@ -117,11 +137,11 @@ def _complaints_about_workers(entries: list[dict]) -> list[dict]:
             for ranks in engines.values() if len(ranks) < max(ranks.values())]
 
 
-def merge(entries: list[dict]) -> dict:
-    """-> {processes, rules, aqn, complaints}: totals of every rule over the processes, and of the noise on norms. A process
+def merge(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Snapshots -> {processes, rules, aqn, launches, complaints}: totals of every rule over the processes, of the noise on norms and of the proof windows. A process
     complains for itself; over all of them a rule must have fired somewhere."""
-    rules: dict[str, dict] = {}
-    complaints: list[dict] = _complaints_about_workers(entries)
+    rules: dict[str, dict[str, Any]] = {}
+    complaints: list[dict[str, str]] = _complaints_about_workers(entries)
     if len({entry["recipe"] for entry in entries if entry["recipe"]}) > 1:
         complaints.append(complaint("other_process", "processes of this run have armed different recipes: the file changed while they started"))
     for entry in entries:
@@ -138,18 +158,17 @@ def merge(entries: list[dict]) -> dict:
     aqn = noise.of_all(entries)
     if aqn is not None and not aqn["processes"]:
         complaints.append(complaint("noise_missing", "the section aqn put noise on no norm in any process"))
-    return {"processes": entries, "rules": rules, "aqn": aqn, "complaints": complaints}
+    return {"processes": entries, "rules": rules, "aqn": aqn, "launches": of_all([entry["report"] for entry in entries]), "complaints": complaints}
 
 
-def collect(source=None, *, on_missing: str = "raise") -> dict:
-    """The evidence of all processes of a run, as {processes, rules, aqn, complaints}.
+def collect(source: str | os.PathLike[str] | list[Any] | Any | None = None, *, on_missing: Literal["raise", "warn"] = "raise") -> dict[str, Any]:
+    """The evidence of all processes of a run, as {processes, rules, aqn, launches, complaints}.
 
-    source: nothing: the files in FAULTLINE_EVIDENCE, and this process. A path: the files in that folder. vLLM's LLM: its
+    source: None: the files in FAULTLINE_EVIDENCE, and this process. A path: the files in that folder. vLLM's LLM: its
     workers are asked (collective_rpc). A list of Ray actors: each is asked.
-    on_missing: raise (CollectionError) or warn, where a rule fired nowhere or a process complains."""
-    from faultline.plan import _check_on_missing
-
-    _check_on_missing("on_missing", on_missing)
+    on_missing: raise (CollectionError) or warn, where a rule fired nowhere or a process complains. Raises ValueError for a source
+    that cannot be read, RuntimeError where an engine does not know faultline or an actor is gone."""
+    check_on_missing("on_missing", on_missing)
     collection = merge(_entries(source))
     if collection["complaints"]:
         if on_missing == "raise":
@@ -160,7 +179,7 @@ def collect(source=None, *, on_missing: str = "raise") -> dict:
     return collection
 
 
-def _entries(source) -> list[dict]:
+def _entries(source: Any) -> list[dict[str, Any]]:
     if source is None:
         return own_entries()
     if isinstance(source, (str, os.PathLike)):
@@ -173,13 +192,11 @@ def _entries(source) -> list[dict]:
     if hasattr(source, "collective_rpc"):
         return [entry for entry in _ask_vllm(source) if entry]
     if isinstance(source, (list, tuple)):
-        from faultline.ray_workers import ask
-
-        return ask(list(source))
+        return _ask_ray(list(source))
     raise ValueError(f"collect() reads a folder, a vLLM engine or a list of Ray actors; got {type(source).__name__}")
 
 
-def _ask_vllm(engine) -> list[dict | None]:
+def _ask_vllm(engine: Any) -> list[dict[str, Any] | None]:
     try:
         return engine.collective_rpc("faultline_evidence")
     except Exception as error:  # of which class depends on where vLLM's workers live
@@ -189,11 +206,25 @@ def _ask_vllm(engine) -> list[dict | None]:
                            "install it with pip in this environment, PYTHONPATH alone announces no plug-in") from error
 
 
-def own_entries() -> list[dict]:
-    from faultline import environment
+def _ask_ray(actors: list[Any]) -> list[dict[str, Any]]:
+    """The evidence of the processes in which these actors live. Raises RuntimeError if an actor is gone, ValueError if one has no
+    plan armed."""
+    import ray
 
+    try:
+        answers = ray.get([actor.__ray_call__.remote(lambda _: armed.snapshot()) for actor in actors])
+    except ray.exceptions.RayActorError as error:
+        raise RuntimeError(f"an actor is gone, and its evidence with it (set FAULTLINE_EVIDENCE to a folder that outlives it): {error}") from error
+    missing = sum(answer is None for answer in answers)
+    if missing:
+        raise ValueError(f"{missing} of {len(actors)} actors have no plan armed; start them under runtime_env=faultline.ray_workers.runtime_env(recipe)")
+    return list({(answer["host"], answer["pid"]): answer for answer in answers}.values())
+
+
+def own_entries() -> list[dict[str, Any]]:
+    """The snapshots of this run in the folder of FAULTLINE_EVIDENCE, with this process as it is now."""
     entries = [entry for entry in read(place) if entry["run"] == run_id()] if (place := folder()) is not None else []
-    if (own := environment.snapshot_now()) is not None:
+    if (own := armed.snapshot()) is not None:
         me = (own["host"], own["pid"])
         entries = [entry for entry in entries if (entry["host"], entry["pid"]) != me] + [own]
     return entries

@@ -9,6 +9,7 @@ import functools
 
 import torch
 
+from faultline import armed
 from faultline.after_import import after_import
 from faultline.attach import Attachment, _attached
 from faultline.plan import phase
@@ -18,11 +19,11 @@ _OPS = torch.ops.faultline
 _known: dict[int, Attachment] = {}  # by id of every module inside; an attachment keeps its model alive
 
 
-def watch(armed) -> None:
-    """Wraps what transformers runs, now or as soon as it is imported. `armed`: environment.Armed."""
-    after_import("transformers.generation.utils", lambda module: _wrap_generate(module.GenerationMixin, armed))
-    after_import("transformers.modeling_utils", lambda module: _wrap_call(module.PreTrainedModel, armed))
-    after_import("transformers.trainer", lambda module: _wrap_train(module.Trainer, armed))
+def watch(own) -> None:
+    """Wraps what transformers runs, now or as soon as it is imported. `own`: environment.Armed."""
+    after_import("transformers.generation.utils", lambda module: _wrap_generate(module.GenerationMixin, own))
+    after_import("transformers.modeling_utils", lambda module: _wrap_call(module.PreTrainedModel, own))
+    after_import("transformers.trainer", lambda module: _wrap_train(module.Trainer, own))
 
 
 def know(model: torch.nn.Module, **options) -> Attachment | None:
@@ -41,35 +42,33 @@ def know(model: torch.nn.Module, **options) -> Attachment | None:
     return attachment
 
 
-def _is_on(armed) -> bool:
-    from faultline import environment
-
-    return environment.armed() is armed
+def _is_on(own) -> bool:
+    return armed.armed() is own
 
 
-def _wrap_generate(mixin, armed) -> None:
+def _wrap_generate(mixin, own) -> None:
     original = mixin.generate
 
     @functools.wraps(original)
     def generate(self, *arguments, **keywords):
-        if not _is_on(armed):
+        if not _is_on(own):
             return original(self, *arguments, **keywords)
         know(self)
         is_free = _OPS.get_phase() in ("auto", "actor_forward")
         with phase("rollout") if is_free else contextlib.nullcontext():
             result = original(self, *arguments, **keywords)
-        armed.note_work("rollout" if is_free else _OPS.get_phase())
+        own.note_work("rollout" if is_free else _OPS.get_phase())
         return result
 
     mixin.generate = generate
 
 
-def _wrap_call(model_class, armed) -> None:
+def _wrap_call(model_class, own) -> None:
     original = model_class.__call__
 
     @functools.wraps(original)
     def call(self, *arguments, **keywords):
-        if torch.compiler.is_compiling() or id(self) in _known or not _is_on(armed):
+        if torch.compiler.is_compiling() or id(self) in _known or not _is_on(own):
             return original(self, *arguments, **keywords)
         know(self)
         return original(self, *arguments, **keywords)
@@ -77,15 +76,15 @@ def _wrap_call(model_class, armed) -> None:
     model_class.__call__ = call
 
 
-def _wrap_train(trainer_class, armed) -> None:
+def _wrap_train(trainer_class, own) -> None:
     original = trainer_class.train
 
     @functools.wraps(original)
     def train(self, *arguments, **keywords):
-        if not _is_on(armed) or "log" in vars(self):  # it is followed already
+        if not _is_on(own) or "log" in vars(self):  # it is followed already
             return original(self, *arguments, **keywords)
         know(self.model)
-        with follow(self, armed.plan):
+        with follow(self, own.plan):
             return original(self, *arguments, **keywords)
 
     trainer_class.train = train

@@ -1,9 +1,10 @@
 """Processes of the program as Ray tasks: the helper behind `--executor ray` of triage, campaigns and experiments. Run as a file,
 never imported by the package, so it needs Ray and nothing else. Requests come as JSON lines on standard input, answers
 leave the same way. A request names a folder: its files travel to some machine of the cluster, the program runs there in a
-folder of its own, and its log and what was wanted come back. A task whose worker or machine is lost is run again, and
-the answer says how often. A cluster of our own, where RAY_ADDRESS names none, is for us alone: its ports are on loopback, its
+folder of its own, and its log and what was wanted come back. An answer says whether a task was lost with its worker. A cluster of our own, where RAY_ADDRESS names none, is for us alone: its ports are on loopback, its
 token and its folder are this user's. The program gets of a worker's environment what the request lists, so no secret."""
+
+from __future__ import annotations
 
 import atexit
 import json
@@ -16,15 +17,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
+from typing import Any
 
-ATTEMPTS = 4  # of one task, the first included
 MAX_LOG = 65536  # bytes that come back
 LOG = "log.txt"
 OF_AN_ANSWER = {"status": int, "timed_out": bool, "seconds": float, "error": str}
 
 
-def inherited(variables, listed):
-    """As record/environment.cpp decides it, whose lists these are."""
+def inherited(variables: Mapping[str, str], listed: dict[str, list[str]]) -> dict[str, str]:
+    """The variables that a task's program gets, as record/environment.cpp decides it, whose lists these are."""
 
     def is_secret(name):
         return not name.lower().endswith(tuple(listed["no_secrets"])) and any(word in name.lower() for word in listed["secrets"])
@@ -32,7 +34,7 @@ def inherited(variables, listed):
     return {name: value for name, value in variables.items() if name in listed["names"] or (name.startswith(tuple(listed["prefixes"])) and not is_secret(name))}
 
 
-def run_task(program, request, files):
+def run_task(program: str, request: dict[str, Any], files: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """On a worker: one process, its log and its files. Nothing of it outlives the task. -> (answer, files)"""
     import contextlib
     import ctypes
@@ -80,13 +82,14 @@ def run_task(program, request, files):
         return answer, {**back, LOG: (folder / LOG).read_bytes()[:MAX_LOG]}
 
 
-def send(message, lock=threading.Lock()):
+def send(message: dict[str, Any], lock: Any = threading.Lock()) -> None:
+    """Writes one answer as a line of JSON; threads take turns."""
     with lock:
         OUTPUT.write(json.dumps(message) + "\n")
         OUTPUT.flush()
 
 
-def own_cluster():
+def own_cluster() -> Any:
     """-> ray, with a cluster of its own that nobody else can use, another user of this machine included"""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or Ray takes an address of the network for this machine's
     os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
@@ -101,7 +104,8 @@ def own_cluster():
     return ray
 
 
-def named_cluster(address):
+def named_cluster(address: str) -> Any:
+    """-> ray, connected to the cluster at this address. Raises OSError at once where nobody listens."""
     import ray
 
     host, _, port = address.rpartition(":")
@@ -111,8 +115,8 @@ def named_cluster(address):
     return ray
 
 
-def connect():
-    """-> ray, connected"""
+def connect() -> Any:
+    """-> ray, connected to the cluster of RAY_ADDRESS or to one of our own. Raises RuntimeError with a sentence where it cannot be."""
     address = os.environ.get("RAY_ADDRESS", "")
     try:
         return named_cluster(address) if address not in ("", "local") else own_cluster()
@@ -122,12 +126,14 @@ def connect():
         raise RuntimeError(f"the Ray cluster cannot be reached (RAY_ADDRESS={address}): {str(error).splitlines()[0]}") from None
 
 
-def contents(folder):
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """Every file of a folder by its path in it."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def take(answer, files, request):
-    """A worker's answer, and its files into the request's folder: what was asked for and nothing else. -> answer"""
+def take(answer: dict[str, Any], files: dict[str, bytes], request: dict[str, Any]) -> dict[str, Any]:
+    """A worker's answer, and its files into the request's folder: what was asked for and nothing else. -> answer. Raises ValueError
+    for anything else."""
     for name in files:
         if name != LOG and name not in request["wanted"]:
             raise ValueError(f"a worker answered with a file {name!r}, which nobody asked for")
@@ -141,22 +147,22 @@ def take(answer, files, request):
     return answer
 
 
-def answer_one(ray, task, program, request, cpus):
-    number, lost, folder = request["id"], 0, pathlib.Path(request["folder"])
+def answer_one(ray: Any, task: Any, program: str, request: dict[str, Any], cpus: int) -> None:
+    """Runs one request on the cluster and sends its answer. A task whose worker or machine is lost says so: whoever asked decides
+    whether it is run again."""
+    number, folder = request["id"], pathlib.Path(request["folder"])
     trial = task.options(num_cpus=min(request["processors"], cpus))
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            answer, files = ray.get(trial.remote(program, request, contents(folder)))
-            return send({**take(answer, files, request), "id": number, "lost": lost})
-        except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError) as error:
-            lost += 1
-            if attempt == ATTEMPTS:
-                return send({"id": number, "lost": lost, "error": f"{ATTEMPTS} workers were lost while they ran this task; the last: {str(error).splitlines()[0]}"})
-        except Exception as error:
-            return send({"id": number, "lost": lost, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
+    try:
+        answer, files = ray.get(trial.remote(program, request, contents(folder)))
+        send({**take(answer, files, request), "id": number})
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError) as error:
+        send({"id": number, "lost": True, "error": f"its worker was lost: {str(error).splitlines()[0]}"})
+    except Exception as error:
+        send({"id": number, "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
 
 
-def main(program):
+def main(program: str) -> int:
+    """Answers the requests on standard input until it ends. -> the status of the process"""
     try:
         ray = connect()
     except RuntimeError as error:

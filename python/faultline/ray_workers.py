@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Any
 
 import torch
 
-from faultline import environment
+from faultline.armed import armed, take_role
+from faultline.environment import Armed, arm_from_environment
 
 _HOOK = "faultline.ray_workers.arm_worker"
 _PASSED_ON = ("FAULTLINE_EVIDENCE", "FAULTLINE_RUN", "FAULTLINE_ON_MISSING", "FAULTLINE_TOTAL_STEPS", "FAULTLINE_LIBRARY")
 
 
-def runtime_env(recipe: str | os.PathLike[str], *, base: dict | None = None) -> dict:
+def runtime_env(recipe: str | os.PathLike[str], *, base: dict[str, Any] | None = None) -> dict[str, Any]:
     """A Ray runtime_env whose workers arm `recipe`; `base`: a runtime_env to extend. The recipe must be readable under the
-    same path on every machine; faultline must be installed there (or on PYTHONPATH, which is passed on)."""
+    same path on every machine; faultline must be installed there (or on PYTHONPATH, which is passed on). Raises ValueError where there is
+    no such recipe, or `base` has a setup hook of its own."""
     path = pathlib.Path(recipe).resolve()
     if not path.is_file():
         raise ValueError(f"{recipe}: there is no such recipe")
@@ -41,13 +44,13 @@ def runtime_env(recipe: str | os.PathLike[str], *, base: dict | None = None) -> 
 def arm_worker() -> None:
     """Ray's worker_process_setup_hook: arms FAULTLINE_RECIPE in this process. (Importing the package has done it already;
     what remains is to say that this process may stay idle, and to notice when it does not.)"""
-    environment.arm_from_environment()
-    environment.take_role("worker")
-    if (own := environment.armed()) is not None:
+    arm_from_environment()
+    take_role("worker")
+    if (own := armed()) is not None:
         _notice_the_first_module(own)
 
 
-def _notice_the_first_module(own: environment.Armed) -> None:
+def _notice_the_first_module(own: Armed) -> None:
     """One hook on all modules, which removes itself when the first one has run: it costs nothing afterwards."""
 
     @torch.compiler.disable
@@ -56,23 +59,3 @@ def _notice_the_first_module(own: environment.Armed) -> None:
         own.work.setdefault("module", 1)
 
     handle = torch.nn.modules.module.register_module_forward_hook(notice)
-
-
-def ask(actors: list) -> list[dict]:
-    """The evidence of the processes in which these actors live."""
-    import ray
-
-    try:
-        answers = ray.get([actor.__ray_call__.remote(_answer) for actor in actors])
-    except ray.exceptions.RayActorError as error:
-        raise RuntimeError(f"an actor is gone, and its evidence with it (set FAULTLINE_EVIDENCE to a folder that outlives it): {error}") from error
-    missing = sum(answer is None for answer in answers)
-    if missing:
-        raise ValueError(f"{missing} of {len(actors)} actors have no plan armed; start them under runtime_env=faultline.ray_workers.runtime_env(recipe)")
-    return list({(answer["host"], answer["pid"]): answer for answer in answers}.values())
-
-
-def _answer(_actor) -> dict | None:
-    from faultline import environment
-
-    return environment.snapshot_now()

@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import math
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from faultline import evidence
+from faultline import armed, evidence
 from faultline.attach import Attachment
 from faultline.plan import Plan, phase
 from faultline.steps import TRAINER
@@ -26,8 +28,8 @@ _OPS = torch.ops.faultline
 
 
 @contextlib.contextmanager
-def follow(trainer, plan: Plan | None = None):
-    """Inside, phases are: `rollout` in model.generate, `eval` in trainer.evaluate (generation included), `ref` in the
+def follow(trainer: Any, plan: Plan | None = None) -> Iterator[None]:
+    """A context manager around the run of a Hugging Face or TRL trainer. Inside, phases are: `rollout` in model.generate, `eval` in trainer.evaluate (generation included), `ref` in the
     forward of trainer.ref_model, `critic` in that of a reward model, `actor_forward` in everything else that goes forward,
     log-probabilities of the actor among it. Backward and recomputation are told by autograd as always. Each step of the
     trainer begins a step of `plan`, so that schedules move.
@@ -46,7 +48,7 @@ def follow(trainer, plan: Plan | None = None):
         yield
 
 
-def numbers(report: dict) -> dict[str, float]:
+def numbers(report: dict[str, Any]) -> dict[str, float]:
     """A report as metrics: for each rule its calls, the share of elements that it changed and, where the kind has one, the
     relative error that it really had (root mean square over the ledger's sample)."""
     metrics: dict[str, float] = {}
@@ -102,8 +104,6 @@ def _inside(owner, method: str, name: str):
 @contextlib.contextmanager
 def _logs_of(trainer, plan: Plan):
     """The ledger in what the trainer logs, and the evidence as a file when it has ended, well or not."""
-    from faultline import environment
-
     original = trainer.log
 
     def log(logs, *arguments, **keywords):
@@ -113,7 +113,7 @@ def _logs_of(trainer, plan: Plan):
         try:
             yield
         finally:
-            own = environment.armed()
+            own = armed.armed()
             is_own = own is not None and own.plan is plan  # then an engine in this process may have sampled, under noise
             whole = own.snapshot() if is_own else {"work": {}, "notes": {}}
             work = {**whole["work"], "actor_forward": int(trainer.state.global_step)}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -19,7 +21,7 @@ _OPS = torch.ops.faultline
 _PARTS = (("_proj", "matmul"), ("norm", "norm"), ("act_fn", "activation"), ("rotary_emb", "rotary"), ("attn", "attention"))
 
 
-def begin(worker) -> None:
+def begin(worker: Any) -> None:
     """In a worker: note every operator from here on."""
     worker.faultline_profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     worker.faultline_profiler.start()
@@ -31,7 +33,8 @@ def _families() -> list[tuple[str, list[str]]]:
     return [(entry["family"], entry["operators"]) for entry in known if entry["family"] not in ("all_ops", "every")]
 
 
-def end(worker) -> dict:
+def end(worker: Any) -> dict[str, Any]:
+    """In a worker: the operators that ran since, by family, and the parts of the model that none of them belongs to."""
     worker.faultline_profiler.stop()
     families = _families()
     calls: dict[str, dict[str, int]] = {}
@@ -49,7 +52,7 @@ def end(worker) -> dict:
     return {"compiled": int(worker.vllm_config.compilation_config.mode or 0) > 0, "operators": calls, "hidden": hidden}
 
 
-def coverage(engine, run) -> dict:
+def coverage(engine: Any, run: Callable[[], object]) -> dict[str, Any]:
     """-> {compiled, operators: {family: {name: calls}}, hidden: {family: modules}, sentences}. `run` lets the engine generate; a
     plan must be armed in it, whose rules need not reach anything."""
     engine.collective_rpc("faultline_coverage_begin")

@@ -11,7 +11,7 @@ import torch
 
 from faultline import environment, noise
 from faultline.attach import _named_modules
-from faultline.plan import EvidenceError
+from faultline.complaints import EvidenceError
 
 _OPS = torch.ops.faultline
 _noises: list[NormNoise] = []  # of the engines in this process

@@ -7,11 +7,12 @@ of its weights."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 
 import torch
 
-from faultline import environment, phases, vllm_coverage, vllm_residuals, vllm_serving, vllm_updates
+from faultline import armed, environment, phases, vllm_coverage, vllm_residuals, vllm_serving, vllm_updates
 from faultline.after_import import after_import
 from faultline.attach import _named_modules
 from faultline.vllm_norms import NormNoise
@@ -24,14 +25,30 @@ def register() -> None:
 
     current_platform.import_kernels()
     environment.arm_from_environment()
-    own = environment.armed()
+    own = armed.armed()
     if own is None:
         return
-    environment.take_role("vllm")
+    armed.take_role("vllm")
     # Importing the package may have armed the plan before vLLM's operators existed: look for them once more.
     _OPS.plan_disarm()
     _OPS.plan_arm()
+    after_import("vllm.config.vllm", lambda module: _keep_compiled_code_apart(module.VllmConfig, own))
     after_import("vllm.v1.worker.gpu_worker", lambda module: _wrap_worker(module.Worker, own))
+
+
+def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:
+    """vLLM keeps compiled code from run to run, by a hash of its configuration. Code that was compiled without the plan has none of its
+    boundaries, and code with them must never serve a clean run: the plan belongs to the hash."""
+    original = config_class.compute_hash
+
+    @functools.wraps(original)
+    def compute_hash(self, *arguments, **keywords):
+        rules = own.plan.report["rules"] if own.plan.report else own.plan.read()["rules"]
+        # Products are operators in any code that is compiled under a plan; boundaries are where the recipe puts them.
+        plan = own.recipe_digest if any(rule["names_modules"] for rule in rules) else "products"
+        return hashlib.sha256(f"{original(self, *arguments, **keywords)} faultline {plan}".encode()).hexdigest()[:10]
+
+    config_class.compute_hash = compute_hash
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------
@@ -48,7 +65,7 @@ def _wrap_worker(worker_class, own: environment.Armed) -> None:
         result = load(self, *arguments, **keywords)
         model = self.model_runner.get_model()
         noise = _know(model, own, is_eager=self.model_config.enforce_eager)
-        vllm_updates.watch(self, own, noise, functools.partial(_tell_weights, model))
+        vllm_updates.watch(self, own, noise, functools.partial(_register_weights, model))
         vllm_serving.follow_worker(self, own)
         return result
 
@@ -79,7 +96,7 @@ def _register_packed(model: torch.nn.Module) -> int:
     return found
 
 
-def _tell_weights(model: torch.nn.Module) -> None:
+def _register_weights(model: torch.nn.Module) -> None:
     """New weights have come: packed copies are new, and so are copies that rules made of the old ones."""
     for path, module in _named_modules(model):
         for parameter in module.parameters(recurse=False):

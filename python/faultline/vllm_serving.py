@@ -12,6 +12,7 @@ import torch
 from faultline import environment
 from faultline.compiled import silence
 from faultline.complaints import complaint
+from faultline.launches import proof_window
 from faultline.plan import phase
 
 _OPS = torch.ops.faultline
@@ -80,6 +81,9 @@ def _counted(kind: str, method):
 
 
 # --- canary -----------------------------------------------------------------------------------------------------------
+_HEADS = 8  # tokens whose logits are computed
+
+
 def _warmed_up(worker, own: environment.Armed):
     warm_up = _silently("warm-up", worker.compile_or_warm_up_model)
 
@@ -105,7 +109,7 @@ def _paths(runner) -> list[tuple[str, dict]]:
 
 @torch.inference_mode()
 def _try_all(worker, own: environment.Armed) -> None:
-    runner = worker.model_runner
+    runner, model = worker.model_runner, worker.model_runner.get_model()
     report = own.plan.read()
     if not report["rules"]:
         return
@@ -114,12 +118,18 @@ def _try_all(worker, own: environment.Armed) -> None:
         return  # every rule will be judged by what it met
     complaints: list[dict] = []
     ways = _paths(runner)
+
+    def forward(arguments):
+        """What a batch goes through: the layers, and the head for a few of its tokens."""
+        result = _tensors(runner._dummy_run(skip_eplb=True, **arguments))
+        return (*result, *_tensors((model.compute_logits(result[-1][:_HEADS]),))) if result else ()
+
     with phase("rollout"):
         for name, arguments in ways:
-            complaints += _try(own, name, lambda arguments=arguments: runner._dummy_run(skip_eplb=True, **arguments))
+            complaints += _try(own, name, functools.partial(forward, arguments))
     _OPS.forget_evidence()
     own.notes["canary"] = {"ways": len(ways), "absent": None}
-    own.require(complaints, report)
+    own.require([*complaints, *proof_window.complaints(report)], report)
 
 
 def _try(own: environment.Armed, name: str, run) -> list[dict]:
@@ -129,7 +139,9 @@ def _try(own: environment.Armed, name: str, run) -> list[dict]:
         return [complaint("repeats", f"canary: {name} gives other bits for the same input, clean, twice: what a fault changes cannot be told from chance")]
     _OPS.set_loud(True)
     _OPS.forget_evidence()
-    armed, report = _digest(run()), own.plan.read()
+    with proof_window.of(name):
+        result = run()
+    armed, report = _digest(result), own.plan.read()
     _OPS.set_loud(False)
     rows = report["rows"]
     silent = [row for row in rows if row.get("rehearsed", {}).get("body", 0) > row["ledger"]["calls"]]

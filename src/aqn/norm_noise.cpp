@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +16,10 @@
 #include "numeric/gaussian.h"
 #include "site/scope.h"
 
-namespace faultline {
+namespace faultline::aqn {
 namespace {
 
+constexpr const char* kReadByRouter = "post_attention_layernorm";
 constexpr double kSmallestStrengthShare = 0.5, kLargestStrengthShare = 2;  // of measured to expected, for few elements
 
 at::Tensor joined_on_cpu(const std::vector<at::Tensor>& weights) {
@@ -26,10 +28,10 @@ at::Tensor joined_on_cpu(const std::vector<at::Tensor>& weights) {
   return at::cat(values).cpu();
 }
 
-bool is_in(const std::vector<LayerRange>& layers, int64_t layer) {
+bool is_in(const std::vector<site::LayerRange>& layers, int64_t layer) {
   if (layers.empty()) return true;
   return std::any_of(layers.begin(), layers.end(),
-                     [&](const LayerRange& range) { return range.first <= layer && layer <= range.last; });
+                     [&](const site::LayerRange& range) { return range.first <= layer && layer <= range.last; });
 }
 
 int64_t layers_meant(const NormSelection& selection) {
@@ -40,10 +42,23 @@ int64_t layers_meant(const NormSelection& selection) {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
+bool holds(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 bool is_meant(const std::string& path, std::string_view role, int64_t layer, const NormSelection& selection) {
   if (role != "rmsnorm" || !is_in(selection.layers, layer)) return false;
-  const bool read_by_router = last_name(path) == "post_attention_layernorm";
-  return !(selection.post_attention_only && !read_by_router) && !(selection.except_post_attention && read_by_router);
+  const std::string name = last_name(path);
+  return (selection.only.empty() || holds(selection.only, name)) && !holds(selection.except, name);
+}
+
+// A name that no norm has would be a setting that does nothing. present: of all norms of the model.
+void check_norm_names(const NormSelection& selection, const std::set<std::string>& present) {
+  for (const auto& [key, names] : {std::pair("norms", &selection.only), std::pair("except", &selection.except)})
+    for (const std::string& name : *names)
+      if (!present.contains(name))
+        throw UsageError(fmt::format("aqn.{}: the model has no norm called '{}'; it has {}", key, name,
+                                     present.empty() ? "none" : fmt::format("{}", fmt::join(present, ", "))));
 }
 
 [[noreturn]] void refuse_silence() {
@@ -52,13 +67,13 @@ bool is_meant(const std::string& path, std::string_view role, int64_t layer, con
 
 bool is_mixture(const std::vector<std::string>& paths) {
   return std::any_of(paths.begin(), paths.end(), [](const std::string& path) {
-    return last_name(path) == "experts" || role_of_path(path) == "expert";
+    return last_name(path) == "experts" || site::role_of_path(path) == "expert";
   });
 }
 
 // "model.layers" of "model.layers.3.input_layernorm"; "" of what belongs to no layer.
 std::string stack_of(const std::string& path) {
-  const int64_t layer = layer_of_path(path);
+  const int64_t layer = site::layer_of_path(path);
   return layer < 0 ? "" : path.substr(0, path.find(fmt::format(".{}.", layer)));
 }
 
@@ -81,11 +96,14 @@ void check_one_stack(const std::vector<std::string>& norms) {
 NormSelection norm_selection(const AqnSpec& spec, bool is_mixture, int64_t layer_count) {
   if (spec.exclude_router_input && !is_mixture)
     throw UsageError("aqn.exclude_router_input: the model has no router; leave it out");
-  return {is_mixture && !spec.exclude_router_input, spec.layers, layer_count, 0, spec.exclude_router_input};
+  NormSelection selection{spec.norms, spec.layers, layer_count, 0, spec.except};
+  if (spec.exclude_router_input) selection.except.emplace_back(kReadByRouter);
+  if (is_mixture && spec.norms.empty() && selection.except.empty()) selection.only.emplace_back(kReadByRouter);
+  return selection;
 }
 
-void check_noise_layers(const std::vector<LayerRange>& layers, int64_t layer_count) {
-  for (const LayerRange& range : layers) {
+void check_noise_layers(const std::vector<site::LayerRange>& layers, int64_t layer_count) {
+  for (const site::LayerRange& range : layers) {
     if (range.first < 0 || range.last >= layer_count)
       throw UsageError(fmt::format("aqn.layers: {}-{} is named, but the model has layers 0 to {}", range.first,
                                    range.last, layer_count - 1));
@@ -95,21 +113,27 @@ void check_noise_layers(const std::vector<LayerRange>& layers, int64_t layer_cou
 std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters, const NormSelection& selection) {
   check_noise_layers(selection.layers, selection.layer_count);
   std::vector<NoiseTarget> chosen;
+  std::set<std::string> present;
+  int64_t in_layers = 0;
   for (const NoiseTarget& parameter : parameters) {
-    const Place& place = place_of(parameter.place);
-    if (is_meant(place.path, place.role, place.layer, selection)) chosen.push_back(parameter);
+    const site::Place& place = site::place_of(parameter.place);
+    if (place.role == "rmsnorm") present.insert(last_name(place.path));
+    if (!is_meant(place.path, place.role, place.layer, selection)) continue;
+    chosen.push_back(parameter);
+    in_layers += place.layer >= 0;
   }
+  check_norm_names(selection, present);
   if (chosen.empty()) refuse_silence();
   const int64_t per_layer = (selection.norm_count - 1) / selection.layer_count, layers = layers_meant(selection);
-  const int64_t kept = per_layer - (selection.except_post_attention ? 1 : 0);
-  const int64_t expected = selection.post_attention_only ? layers : layers * kept + (selection.layers.empty() ? 1 : 0);
-  FL_ASSERT(std::ssize(chosen) == expected);
+  FL_ASSERT(layers > 0 && in_layers % layers == 0);
+  if (selection.only.empty() && selection.except.empty())
+    FL_ASSERT(std::ssize(chosen) == layers * per_layer + (selection.layers.empty() ? 1 : 0));
   return chosen;
 }
 
 int64_t count_layers(const std::vector<std::string>& paths) {
   int64_t last = -1;
-  for (const std::string& path : paths) last = std::max(last, layer_of_path(path));
+  for (const std::string& path : paths) last = std::max(last, site::layer_of_path(path));
   return last + 1;
 }
 
@@ -117,15 +141,18 @@ std::vector<std::string> select_norms(const std::vector<std::string>& paths, con
   const NormSelection selection = norm_selection(spec, is_mixture(paths), count_layers(paths));
   check_noise_layers(selection.layers, selection.layer_count);
   std::vector<std::string> chosen;
+  std::set<std::string> present;
   std::set<int64_t> filled, noisy;  // layers that have modules here (not another pipeline stage), and meant norms
   for (const std::string& path : paths) {
-    const int64_t layer = layer_of_path(path);
-    const std::string role = role_of_path(path);
+    const int64_t layer = site::layer_of_path(path);
+    const std::string role = site::role_of_path(path);
+    if (role == "rmsnorm") present.insert(last_name(path));
     if (layer >= 0 && role != "layer" && is_in(selection.layers, layer)) filled.insert(layer);
     if (!is_meant(path, role, layer, selection)) continue;
     chosen.push_back(path);
     noisy.insert(layer);
   }
+  check_norm_names(selection, present);
   if (chosen.empty()) refuse_silence();
   for (const int64_t layer : filled) {
     if (!noisy.contains(layer))
@@ -146,7 +173,8 @@ at::Tensor norm_deviates(uint64_t seed, int64_t step, const std::string& name, i
     const auto group = static_cast<uint64_t>(i) / 4;
     const PhiloxWords words =
         philox(static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), 0, 0x61716E00u, key);
-    for (int64_t j = i; j < std::min(i + 4, elements); ++j) data[j] = gaussian32(words.word[j - i], kGaussian32);
+    for (int64_t j = i; j < std::min(i + 4, elements); ++j)
+      data[j] = numeric::gaussian32(words.word[j - i], numeric::kGaussian32);
   }
   return deviates;
 }
@@ -187,13 +215,10 @@ int64_t strongest_step(const ScheduleSpec& schedule, const std::vector<int64_t>&
     return sum * std::pow(strength_at(schedule, step, total_steps), 2);
   };
   int64_t strongest = 0;
-  if (schedule.kind == ScheduleKind::kZones) {  // one strength; the factors change once
-    strongest = energy(total_steps - 1) > energy(0) ? total_steps - 1 : 0;
-  } else {  // factors that never change
-    for (int64_t step = 1; step < total_steps; ++step)
-      if (strength_at(schedule, step, total_steps) > strength_at(schedule, strongest, total_steps)) strongest = step;
-  }
-  if (energy(strongest) == 0)
+  double most = energy(0);
+  for (int64_t step = 1; step < total_steps; ++step)
+    if (const double here = energy(step); here > most) strongest = step, most = here;
+  if (most == 0)
     throw UsageError(
         "aqn: strength and multipliers give noise of 0 at every step; a run without noise would be reported as noisy");
   return strongest;
@@ -209,21 +234,21 @@ NormNoise::NormNoise(AqnSpec spec, std::vector<NoiseTarget> targets, int64_t lay
   faultline::check(spec_.schedule);
   const at::NoGradGuard no_gradients;
   std::vector<int64_t> layers;
-  for (const NoiseTarget& target : targets_) layers.push_back(place_of(target.place).layer);
-  strongest_ = faultline::strongest_step(spec_.schedule, layers, layer_count_, total_steps_);
+  for (const NoiseTarget& target : targets_) layers.push_back(site::place_of(target.place).layer);
+  strongest_ = faultline::aqn::strongest_step(spec_.schedule, layers, layer_count_, total_steps_);
   for (const NoiseTarget& target : targets_) {
     if (target.weight->scalar_type() != at::kFloat)
       throw UsageError(fmt::format("aqn: {} is {}; norms must be kept in fp32 (bf16 rounds small noise away)",
                                    target.name, c10::toString(target.weight->scalar_type())));
     check_weakest(*target.weight, target.name, spec_, layers[noisy_.size()], layer_count_, total_steps_);
     noisy_.push_back(at::empty_like(*target.weight, at::MemoryFormat::Contiguous));
-    register_parameter(noisy_.back(), target.place);
+    site::register_parameter(noisy_.back(), target.place);
   }
 }
 
 double NormNoise::strength_of(const NoiseTarget& target, int64_t step) const {
   return strength_at(spec_.schedule, step, total_steps_) *
-         layer_multiplier(spec_.schedule, place_of(target.place).layer, layer_count_, step, total_steps_);
+         layer_multiplier(spec_.schedule, site::place_of(target.place).layer, layer_count_, step, total_steps_);
 }
 
 NormNoise::~NormNoise() { restore(); }
@@ -235,8 +260,8 @@ at::Tensor NormNoise::carried_values() const {
 }
 
 // Note [Graphs read copies]: a decode step captured under a guard reads the copies' memory for ever. Were the clean
-// weights in place at the first rollout (sigma 0, no guard), every later noise would be invisible to the graph: lesson
-// 6 in another dress. So rollouts always run under a guard.
+// weights in place at the first rollout (sigma 0, no guard), every later noise would be invisible to the graph
+// (docs/lessons.md 6). So rollouts always run under a guard.
 std::shared_ptr<void> NormNoise::apply(int64_t step) {
   FL_ASSERT(!active_);
   const at::NoGradGuard no_gradients;
@@ -320,4 +345,4 @@ Json NormNoise::record() const {
           {"faultline/aqn/changed", last_.changed}};
 }
 
-}  // namespace faultline
+}  // namespace faultline::aqn

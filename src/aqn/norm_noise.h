@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "base/schedule.h"
-#include "record/json_text.h"
+#include "base/json.h"
+#include "base/schedule/schedule.h"
 #include "site/place.h"
 #include "site/selector.h"
 
-namespace faultline {
+namespace faultline::aqn {
 
 enum class AqnSites { kNormWeight, kLayerOutput, kMatmulOutput };
 enum class AqnScale { kAbsolute, kRelative, kRow };  // sigma as it is, times |x|, times the row's standard deviation
@@ -25,10 +25,12 @@ struct AqnSpec {
   ScheduleSpec schedule;
   AqnSites sites = AqnSites::kNormWeight;
   AqnScale scale = AqnScale::kAbsolute;
-  bool after_faults = false;          // activations only: behind the faults of the same site instead of before them
-  bool exclude_router_input = false;  // mixtures of experts: every norm but the one whose output the router reads
-  std::vector<LayerRange> layers;     // empty: all, and the final norm
-  bool force = false;                 // also where noisy rollouts lose more than a fifth of the accuracy
+  bool after_faults = false;             // activations only: behind the faults of the same site instead of before them
+  bool exclude_router_input = false;     // mixtures of experts: every norm but the one whose output the router reads
+  std::vector<std::string> norms;        // names of the norms that carry it (input_layernorm); empty: as the model asks
+  std::vector<std::string> except;       // names of norms that do not
+  std::vector<site::LayerRange> layers;  // empty: all, and the final norm
+  bool force = false;                    // also where noisy rollouts lose more than a fifth of the accuracy
 
   bool relative() const { return scale == AqnScale::kRelative; }
 };
@@ -37,22 +39,23 @@ struct AqnSpec {
 struct NoiseTarget {
   std::string name;
   at::Tensor* weight = nullptr;
-  PlaceId place = kNowhere;
+  site::PlaceId place = site::kNowhere;
 };
 
 struct NormSelection {
-  bool post_attention_only = false;  // mixtures of experts: what the router reads, and nothing else
-  std::vector<LayerRange> layers;
+  std::vector<std::string> only;  // names; empty: every norm
+  std::vector<site::LayerRange> layers;
   int64_t layer_count = 0;
-  int64_t norm_count = 0;              // how many RMSNorms the architecture has
-  bool except_post_attention = false;  // everything but these
+  int64_t norm_count = 0;                // how many RMSNorms the architecture has
+  std::vector<std::string> except = {};  // names
 };
-// What the section means for a model. UsageError where it excludes a router's input and the model has no router.
+// What the section means for a model: in a mixture of experts the norm that the router reads, and nothing else, unless
+// the section names norms. UsageError where it excludes a router's input and the model has no router.
 NormSelection norm_selection(const AqnSpec& spec, bool is_mixture, int64_t layer_count);
 // UsageError where a layer is named that does not exist.
-void check_noise_layers(const std::vector<LayerRange>& layers, int64_t layer_count);
-// Norms by role, in the model's order. UsageError where none is meant or a layer does not exist; assertion where the
-// number differs from what the architecture says.
+void check_noise_layers(const std::vector<site::LayerRange>& layers, int64_t layer_count);
+// Norms by role, in the model's order. UsageError where none is meant or a layer or a named norm does not exist;
+// assertion where the number differs from what the architecture says.
 std::vector<NoiseTarget> select_norms(const std::vector<NoiseTarget>& parameters, const NormSelection& selection);
 // The same for somebody else's model, of which nothing but the module paths is known: a mixture is what has experts.
 // UsageError also where a layer has no norm that is meant, or norms stand in two stacks of layers (a vision tower's
@@ -121,4 +124,4 @@ class NormNoise {
   bool active_ = false, intact_ = true, kept_ = true;
 };
 
-}  // namespace faultline
+}  // namespace faultline::aqn

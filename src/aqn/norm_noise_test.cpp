@@ -7,13 +7,12 @@
 #include <cmath>
 #include <fstream>
 
-#include "aqn/activation_noise.h"
-#include "aqn/aqn_schema.h"
+#include "aqn/aqn_section.h"
+#include "base/config/schema.h"
 #include "base/error.h"
-#include "base/schema.h"
-#include "record/temporary_directory.h"
+#include "base/files/temporary_folder.h"
 
-namespace faultline {
+namespace faultline::aqn {
 namespace norm_noise_test {
 
 struct Norms {
@@ -31,7 +30,7 @@ struct Norms {
     add("model.norm"), add("lm_head");
     for (std::size_t i = 0; i < names.size(); ++i) weights.push_back(at::full({size}, value, at::kFloat));
     for (std::size_t i = 0; i < names.size(); ++i)
-      targets.push_back({names[i] + ".weight", &weights[i], place_id(names[i])});
+      targets.push_back({names[i] + ".weight", &weights[i], site::place_id(names[i])});
   }
 };
 
@@ -55,10 +54,10 @@ std::string refusal_of(const Call& call) {
 
 TEST(NormNoise, SelectsByRoleAndCountsThem) {
   Norms dense;
-  EXPECT_EQ(select_norms(dense.targets, {false, {}, 3, 7}).size(), 7u) << "2 a layer and the final one";
-  EXPECT_EQ(select_norms(dense.targets, {false, {{1, 1}}, 3, 7}).size(), 2u) << "a layer's two; the final has none";
+  EXPECT_EQ(select_norms(dense.targets, {{}, {}, 3, 7}).size(), 7u) << "2 a layer and the final one";
+  EXPECT_EQ(select_norms(dense.targets, {{}, {{1, 1}}, 3, 7}).size(), 2u) << "a layer's two; the final has none";
   Norms mixture(3, 0.27, 512, true);
-  const auto chosen = select_norms(mixture.targets, {true, {}, 3, 7});
+  const auto chosen = select_norms(mixture.targets, {{"post_attention_layernorm"}, {}, 3, 7});
   ASSERT_EQ(chosen.size(), 3u);
   for (const NoiseTarget& target : chosen) EXPECT_NE(target.name.find("post_attention_layernorm"), std::string::npos);
 }
@@ -67,20 +66,20 @@ TEST(Lesson1NothingMatched, IsAnError) {
   Norms norms;
   std::vector<NoiseTarget> linears;
   for (const NoiseTarget& target : norms.targets)
-    if (place_of(target.place).role != "rmsnorm") linears.push_back(target);
-  EXPECT_NE(refusal_of([&] { select_norms(linears, {false, {}, 3, 7}); }).find("not one RMSNorm"), std::string::npos);
+    if (site::place_of(target.place).role != "rmsnorm") linears.push_back(target);
+  EXPECT_NE(refusal_of([&] { select_norms(linears, {{}, {}, 3, 7}); }).find("not one RMSNorm"), std::string::npos);
 }
 
 TEST(NormNoise, RefusesLayersThatDoNotExist) {
   Norms norms;
-  const std::string refusal = refusal_of([&] { select_norms(norms.targets, {false, {{2, 5}}, 3, 7}); });
+  const std::string refusal = refusal_of([&] { select_norms(norms.targets, {{}, {{2, 5}}, 3, 7}); });
   EXPECT_NE(refusal.find("2-5 is named, but the model has layers 0 to 2"), std::string::npos) << refusal;
 }
 
 TEST(NormNoise, HasTheStrengthThatTheScheduleSaysAndIsMeasured) {
   for (const bool relative : {false, true}) {
     Norms norms;
-    NormNoise noise(constant(0.02, relative), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+    NormNoise noise(constant(0.02, relative), select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 10);
     {
       const auto guard = noise.apply(4);
       const at::Tensor difference = norms.weights[0] - 0.27;
@@ -100,7 +99,7 @@ TEST(Lesson14NoiseIsRemoved, ToTheBitAfterManySteps) {
   Norms norms;
   const at::Tensor before = norms.weights[0].clone();
   const void* storage = norms.weights[0].const_data_ptr();
-  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 100);
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 100);
   for (int64_t step = 0; step < 100; ++step) {
     const auto guard = noise.apply(step);
     EXPECT_FALSE(norms.weights[0].equal(before));
@@ -113,7 +112,7 @@ TEST(Lesson14NoiseIsRemoved, ToTheBitAfterManySteps) {
 TEST(Lesson14NoiseIsRemoved, AWriteToTheCleanWeightIsNoticed) {
   Norms norms;
   const at::Tensor clean = norms.weights[0];
-  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 10);
   {
     const auto guard = noise.apply(0);
     clean[3].fill_(9);
@@ -124,7 +123,7 @@ TEST(Lesson14NoiseIsRemoved, AWriteToTheCleanWeightIsNoticed) {
 TEST(NormNoise, IsMeasuredOnWhatTheModelCarriesToTheEnd) {
   Norms norms;
   const at::Tensor clean = norms.weights[0];
-  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 10);
   {
     const auto guard = noise.apply(0);
     norms.weights[0] = clean;  // somebody puts the model's own weight back: from here on it is clean
@@ -137,7 +136,7 @@ TEST(NormNoise, CountsTheWeightsThatHaveNoise) {
   AqnSpec spec = constant(0.05);
   spec.schedule.layer_multipliers = {1, 0, 2};
   spec.schedule.elsewhere = 0;
-  NormNoise noise(spec, select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  NormNoise noise(spec, select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 10);
   const auto guard = noise.apply(0);
   EXPECT_EQ(noise.last().weights, 4);
   EXPECT_EQ(noise.last().silent, 3) << "the second layer's two and the final norm";
@@ -149,7 +148,7 @@ TEST(NormNoise, KnowsItsStrongestStepAndRefusesToHaveNone) {
   ScheduleSpec zones;
   zones.kind = ScheduleKind::kZones;
   zones.zones = {{0, 0, 1, 3}, {1, 1, 2, 0}};
-  EXPECT_EQ(strongest_step(zones, {0, 1}, 2, 10), 9) << "3 and 0 are more than 1 and 2";
+  EXPECT_EQ(strongest_step(zones, {0, 1}, 2, 10), 5) << "from the late phase on: 3 and 0 are more than 1 and 2";
   EXPECT_EQ(strongest_step(zones, {1}, 2, 10), 0);
   ScheduleSpec decay;
   decay.num_stages = 5;
@@ -161,7 +160,7 @@ TEST(NormNoise, KnowsItsStrongestStepAndRefusesToHaveNone) {
 
 TEST(Lesson6ACapturedGraphReadsTheCopies, SoTheirMemoryStays) {
   Norms norms;
-  NormNoise noise(constant(0.05), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  NormNoise noise(constant(0.05), select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 10);
   const void* first = nullptr;
   for (int64_t step = 0; step < 3; ++step) {
     const auto guard = noise.apply(step);
@@ -193,7 +192,7 @@ TEST(Lesson12StrengthsBelowTheStepOfTheNumbers, AreRefusedInBf16AndHeldInFp32) {
   Norms half;
   half.weights[0] = half.weights[0].to(at::kBFloat16);
   EXPECT_NE(refusal_of([&] {
-              NormNoise(constant(0.05), select_norms(half.targets, {false, {}, 3, 7}), 3, 5, 10);
+              NormNoise(constant(0.05), select_norms(half.targets, {{}, {}, 3, 7}), 3, 5, 10);
             }).find("must be kept in fp32"),
             std::string::npos);
 }
@@ -202,7 +201,7 @@ TEST(Lesson2TheStepReachesTheSchedule, EachStepHasTheStrengthThatIsPrinted) {
   Norms norms;
   AqnSpec spec;
   spec.schedule.kind = ScheduleKind::kGlobalDecay;
-  NormNoise noise(spec, select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 116);
+  NormNoise noise(spec, select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 116);
   for (const auto& [step, sigma] :
        std::vector<std::pair<int64_t, double>>{{0, 0}, {12, 0.05}, {24, 0.028117}, {115, 0.0005}}) {
     const auto guard = noise.apply(step);
@@ -216,7 +215,7 @@ TEST(Lesson3PerLayerMultipliers, ReachTheWeights) {
   Norms norms;
   AqnSpec spec = constant(0.02);
   spec.schedule.layer_multipliers = {1, 0, 2};
-  NormNoise noise(spec, select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  NormNoise noise(spec, select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 10);
   const auto guard = noise.apply(0);
   const auto strength = [&](std::size_t i) { return (norms.weights[i] - 0.27).std().item<double>(); };
   EXPECT_NEAR(strength(0), 0.02, 0.002);
@@ -258,7 +257,7 @@ TEST(AqnSection, RefusesWhatWouldDoNothing) {
 
 TEST(NormNoise, LeavesOutWhatTheRouterReadsWhereAsked) {
   Norms mixture(3, 0.27, 512, true);
-  const auto chosen = select_norms(mixture.targets, {false, {}, 3, 7, true});
+  const auto chosen = select_norms(mixture.targets, {{}, {}, 3, 7, {"post_attention_layernorm"}});
   ASSERT_EQ(chosen.size(), 4u) << "one a layer and the final one";
   for (const NoiseTarget& target : chosen) EXPECT_EQ(target.name.find("post_attention_layernorm"), std::string::npos);
 }
@@ -273,7 +272,7 @@ std::vector<std::string> modules_of(const Norms& norms, const std::vector<std::s
 
 std::vector<std::string> names_of(const std::vector<NoiseTarget>& targets) {
   std::vector<std::string> paths;
-  for (const NoiseTarget& target : targets) paths.push_back(place_of(target.place).path);
+  for (const NoiseTarget& target : targets) paths.push_back(site::place_of(target.place).path);
   return paths;
 }
 
@@ -281,18 +280,41 @@ TEST(NormNoise, ChoosesInSomebodyElsesModelWhatItChoosesInOurs) {
   const Norms dense, mixture(3, 0.27, 512, true);
   const std::vector<std::string> experts{"model.layers.0.mlp.experts", "model.layers.1.mlp.experts.0"};
   AqnSpec spec = constant(0.05);
-  EXPECT_EQ(select_norms(modules_of(dense), spec), names_of(select_norms(dense.targets, {false, {}, 3, 7})));
+  EXPECT_EQ(select_norms(modules_of(dense), spec), names_of(select_norms(dense.targets, {{}, {}, 3, 7})));
   EXPECT_EQ(select_norms(modules_of(mixture, experts), spec),
-            names_of(select_norms(mixture.targets, {true, {}, 3, 7})));
+            names_of(select_norms(mixture.targets, {{"post_attention_layernorm"}, {}, 3, 7})));
   spec.exclude_router_input = true;
   EXPECT_EQ(select_norms(modules_of(mixture, experts), spec),
-            names_of(select_norms(mixture.targets, {false, {}, 3, 7, true})));
+            names_of(select_norms(mixture.targets, {{}, {}, 3, 7, {"post_attention_layernorm"}})));
   EXPECT_NE(refusal_of([&] { select_norms(modules_of(dense), spec); }).find("no router"), std::string::npos);
   spec = constant(0.05);
   spec.layers = {{1, 1}};
-  EXPECT_EQ(select_norms(modules_of(dense), spec), names_of(select_norms(dense.targets, {false, {{1, 1}}, 3, 7})));
+  EXPECT_EQ(select_norms(modules_of(dense), spec), names_of(select_norms(dense.targets, {{}, {{1, 1}}, 3, 7})));
   spec.layers = {{2, 5}};
   EXPECT_NE(refusal_of([&] { select_norms(modules_of(dense), spec); }).find("layers 0 to 2"), std::string::npos);
+}
+
+TEST(NormNoise, GoesToTheNormsThatAreNamedAndRefusesNamesThatNobodyHas) {
+  const Norms dense;
+  AqnSpec spec = constant(0.05);
+  spec.norms = {"post_attention_layernorm"};
+  const auto chosen = select_norms(modules_of(dense), spec);
+  ASSERT_EQ(chosen.size(), 3u) << "one a layer";
+  EXPECT_EQ(chosen, names_of(select_norms(dense.targets, {{"post_attention_layernorm"}, {}, 3, 7})));
+  spec.norms.clear();
+  spec.except = {"post_attention_layernorm"};
+  EXPECT_EQ(select_norms(modules_of(dense), spec).size(), 4u) << "the other of each layer and the final one";
+  spec.except = {"q_norm"};
+  const std::string refusal = refusal_of([&] { select_norms(modules_of(dense), spec); });
+  EXPECT_NE(refusal.find("aqn.except: the model has no norm called 'q_norm'; it has input_layernorm"),
+            std::string::npos)
+      << refusal;
+  EXPECT_EQ(refusal_of([&] {
+              NormSelection selection = norm_selection(spec, false, 3);
+              selection.norm_count = 7;
+              select_norms(dense.targets, selection);
+            }),
+            refusal);
 }
 
 TEST(NormNoise, TakesTheNormsOfQueriesAndKeysInADenseModel) {
@@ -317,7 +339,7 @@ TEST(NormNoise, RefusesModelsThatItDoesNotKnow) {
 
 TEST(NormNoise, RecordsTheLengthOfTheNoiseInUnitsOfSigma) {
   Norms norms;
-  NormNoise noise(constant(0.02), select_norms(norms.targets, {false, {}, 3, 7}), 3, 5, 10);
+  NormNoise noise(constant(0.02), select_norms(norms.targets, {{}, {}, 3, 7}), 3, 5, 10);
   const auto guard = noise.apply(0);
   const double elements = 7 * 512;
   EXPECT_NEAR(noise.record()["faultline/aqn/delta_over_sigma"].get<double>(), std::sqrt(elements),
@@ -326,7 +348,7 @@ TEST(NormNoise, RecordsTheLengthOfTheNoiseInUnitsOfSigma) {
 
 TEST(ActivationNoise, IsARuleOfTheRolloutAlone) {
   const AqnSpec spec = read("aqn: {schedule: linear, sites: layer_output, sigma_scale: row, layers: 1}");
-  const Rule rule = noise_rule(spec);
+  const numeric::Rule rule = noise_rule(spec);
   EXPECT_EQ(rule.name, kNoiseRule);
   EXPECT_EQ(rule.where->module_pattern, "layer_output");
   ASSERT_EQ(rule.where->layers.size(), 1u);
@@ -340,17 +362,19 @@ TEST(ActivationNoise, IsARuleOfTheRolloutAlone) {
 }
 
 TEST(ActivationNoise, StandsBeforeTheFaultsOrBehindThem) {
-  const std::vector<Rule> faults = {parse_rule("zero() @ module=layer_output,layer=1", RuleUse::kInPlan)};
+  const std::vector<numeric::Rule> faults = {
+      numeric::parse_rule("zero() @ module=layer_output,layer=1", numeric::RuleUse::kInPlan)};
   AqnSpec spec = read("aqn: {schedule: constant, sites: layer_output}");
   EXPECT_EQ(with_noise(spec, faults).front().name, kNoiseRule);
   spec = read("aqn: {schedule: constant, sites: layer_output, order: after}");
   EXPECT_EQ(with_noise(spec, faults).back().name, kNoiseRule);
-  const std::vector<Rule> taken = {parse_rule("zero(rule.name=aqn) @ module=layer_output", RuleUse::kInPlan)};
+  const std::vector<numeric::Rule> taken = {
+      numeric::parse_rule("zero(rule.name=aqn) @ module=layer_output", numeric::RuleUse::kInPlan)};
   EXPECT_NE(refusal_of([&] { with_noise(spec, taken); }).find("the noise's own"), std::string::npos);
 }
 
 TEST(AqnSection, TakesTheLayersFromAVerdict) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto write = [&](const std::string& text) {
     std::ofstream(directory.path() / "verdict.json") << text;
     return "aqn: {schedule: constant, layers: {from_verdict: " + (directory.path() / "verdict.json").string() + "}}";
@@ -375,4 +399,4 @@ TEST(AqnSection, TakesTheLayersFromAVerdict) {
 }
 
 }  // namespace norm_noise_test
-}  // namespace faultline
+}  // namespace faultline::aqn

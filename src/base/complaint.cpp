@@ -1,9 +1,9 @@
 #include "base/complaint.h"
 
 #include <array>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace faultline {
 namespace {
@@ -48,20 +48,20 @@ std::string_view complaint_name(ComplaintCode code) {
   return kind.name;
 }
 
-nlohmann::ordered_json to_json(const Complaint& complaint) {
+Json to_json(const Complaint& complaint) {
   return {{"code", std::string(complaint_name(complaint.code))},
           {"rule", complaint.rule},
           {"place", complaint.place},
           {"sentence", complaint.sentence}};
 }
 
-nlohmann::ordered_json to_json(const std::vector<Complaint>& complaints) {
-  auto list = nlohmann::ordered_json::array();
+Json to_json(const std::vector<Complaint>& complaints) {
+  auto list = Json::array();
   for (const Complaint& complaint : complaints) list.push_back(to_json(complaint));
   return list;
 }
 
-Complaint complaint_from_json(const nlohmann::ordered_json& json) {
+Complaint complaint_from_json(const Json& json) {
   if (json.is_string()) return {ComplaintCode::kUnproven, "", "", json.get<std::string>()};
   const auto text = [&](const char* key) {
     return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";

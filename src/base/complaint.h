@@ -10,6 +10,8 @@
 
 namespace faultline {
 
+using Json = nlohmann::json;  // base/json.h
+
 enum class ComplaintCode {
   kNeverFired,
   kAsleep,
@@ -54,10 +56,10 @@ struct ComplaintKind {
 std::span<const ComplaintKind> complaint_kinds();
 std::string_view complaint_name(ComplaintCode code);
 
-nlohmann::ordered_json to_json(const Complaint& complaint);  // {"code", "rule", "place", "sentence"}
-nlohmann::ordered_json to_json(const std::vector<Complaint>& complaints);
+Json to_json(const Complaint& complaint);  // {"code", "rule", "place", "sentence"}
+Json to_json(const std::vector<Complaint>& complaints);
 // From a record. Records made before complaints had codes hold sentences alone: their code is `unproven`.
-Complaint complaint_from_json(const nlohmann::ordered_json& json);
+Complaint complaint_from_json(const Json& json);
 
 std::vector<std::string> sentences(const std::vector<Complaint>& complaints);
 std::string joined_sentences(const std::vector<Complaint>& complaints);  // with "; " between them

@@ -1,17 +1,15 @@
 // The list of codes and the form of a complaint in records, old ones included.
 #include "base/complaint.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"
 
 namespace faultline {
 namespace complaint_test {
-
-using Json = nlohmann::ordered_json;
 
 TEST(Complaint, TheTableFollowsTheEnum) {
   std::size_t index = 0;

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(__HIP__)
 #define FL_HD __host__ __device__ __forceinline__
 #else
 #define FL_HD inline __attribute__((always_inline))

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -100,6 +101,24 @@ std::string format_duration(double seconds) {
   const auto whole = static_cast<int64_t>(seconds);
   const int64_t hours = whole / 3600, minutes = whole / 60 % 60, rest = whole % 60;
   return hours > 0 ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest) : fmt::format("{:02}:{:02}", minutes, rest);
+}
+
+std::string shell_quoted(const std::string& argument) {
+  const auto plain = [](unsigned char c) { return std::isalnum(c) != 0 || std::strchr("_./:=,+-@%", c) != nullptr; };
+  if (!argument.empty() && std::all_of(argument.begin(), argument.end(), plain)) return argument;
+  std::string quoted = "'";
+  for (const char c : argument) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::vector<std::string> comma_separated(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
 }
 
 std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }

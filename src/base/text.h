@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace faultline {
 
@@ -22,6 +23,9 @@ std::string did_you_mean(std::string_view unknown, std::span<const std::string> 
 std::string format_duration(double seconds);
 
 std::string first_line(std::string_view text);
+
+std::string shell_quoted(const std::string& argument);  // one word of a POSIX shell
+std::vector<std::string> comma_separated(const std::string& text);
 
 // Exact below 100,000, then three significant digits: "99999", "123k", "1.23M", "45.6G".
 std::string format_count(int64_t count);

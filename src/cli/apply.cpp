@@ -8,17 +8,16 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
 #include "cli/command.h"
-#include "cli/device.h"
 #include "cli/generated_input.h"
 #include "cli/ledger_report.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
 #include "numeric/resolution.h"
 #include "numeric/tensor_file.h"
-#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
@@ -38,28 +37,28 @@ struct Outcome {
 };
 
 // What a recipe may say but a single tensor cannot show is refused: no key may silently do nothing.
-Rule read_fault_argument(const std::string& text) {
+numeric::Rule read_fault_argument(const std::string& text) {
   const std::size_t start = text.find_first_not_of(" \t\n");
   if (start != std::string::npos && text[start] != '{' && text.find('@') != std::string::npos) {
     throw UsageError(fmt::format("fault '{}': apply acts on one tensor; leave out what follows the '@'", text));
   }
-  Rule rule = parse_rule(text, RuleUse::kOnTensor);
+  numeric::Rule rule = numeric::parse_rule(text, numeric::RuleUse::kOnTensor);
   const char* ignored = rule.schedule            ? "schedule"
                         : !rule.phases.is_null() ? "phases"
                         : rule.reevaluate        ? "reevaluate"
                                                  : nullptr;
-  if (rule.gradient == GradientRule::kMasked) ignored = "gradient: masked";
+  if (rule.gradient == numeric::GradientRule::kMasked) ignored = "gradient: masked";
   if (ignored != nullptr)
     throw UsageError(fmt::format(
         "fault '{}': apply is one forward pass over one tensor and cannot honour '{}'; leave it out", text, ignored));
   return rule;
 }
 
-std::vector<Rule> read_chain(const std::vector<std::string>& texts) {
-  std::vector<Rule> rules;
+std::vector<numeric::Rule> read_chain(const std::vector<std::string>& texts) {
+  std::vector<numeric::Rule> rules;
   std::set<std::string> names;
   for (const std::string& text : texts) {
-    Rule rule = read_fault_argument(text);
+    numeric::Rule rule = read_fault_argument(text);
     const std::string name = rule.name;
     for (int i = 2; !names.insert(rule.name).second; ++i)
       rule.name = fmt::format("{}_{}", name, i);  // or both would draw alike
@@ -72,9 +71,9 @@ std::vector<Rule> read_chain(const std::vector<std::string>& texts) {
 at::Tensor make_input(const ApplyOptions& options, const Globals& globals) {
   const at::ScalarType dtype = parse_dtype(options.dtype);
   if (!options.input.empty()) {
-    TensorFileRequest request{options.tensor, {}};
+    numeric::TensorFileRequest request{options.tensor, {}};
     if (options.dtype_given) request.opaque = dtype;
-    const at::Tensor tensor = read_tensor_file(options.input, request);
+    const at::Tensor tensor = numeric::read_tensor_file(options.input, request);
     return options.dtype_given ? tensor.to(dtype) : tensor;
   }
   if (!options.tensor.empty()) throw UsageError("--tensor names a tensor of --input FILE; give the file too");
@@ -84,7 +83,7 @@ at::Tensor make_input(const ApplyOptions& options, const Globals& globals) {
 
 void check_output(const ApplyOptions& options) {
   if (options.output.empty()) return;
-  check_tensor_suffix(options.output);
+  numeric::check_tensor_suffix(options.output);
   std::error_code ignored;
   const bool same = !options.input.empty() && std::filesystem::equivalent(options.input, options.output, ignored);
   if (same && !options.force)
@@ -93,20 +92,20 @@ void check_output(const ApplyOptions& options) {
 
 double nonzero_count(const at::Tensor& x) { return static_cast<double>(x.ne(0).sum().item<int64_t>()); }
 
-Outcome apply_chain(const at::Tensor& input, const std::vector<Rule>& rules, const Identity& identity, uint32_t step,
-                    uint32_t calls) {
+Outcome apply_chain(const at::Tensor& input, const std::vector<numeric::Rule>& rules, const numeric::Identity& identity,
+                    uint32_t step, uint32_t calls) {
   Outcome outcome;
   outcome.before = input;
-  const Dtype dtype = dtype_of(input);
-  for (const Rule& rule : rules) check_visible(rule, dtype);
+  const numeric::Dtype dtype = numeric::dtype_of(input);
+  for (const numeric::Rule& rule : rules) numeric::check_visible(rule, dtype);
   std::vector<at::Tensor> ledgers;
   ledgers.reserve(rules.size());
-  for (std::size_t i = 0; i < rules.size(); ++i) ledgers.push_back(make_ledger(input.device()));
+  for (std::size_t i = 0; i < rules.size(); ++i) ledgers.push_back(numeric::make_ledger(input.device()));
   const at::Tensor nonzero = input.ne(0);
   for (uint32_t call = 0; call < calls; ++call) {
     outcome.after = input.clone();
     for (std::size_t i = 0; i < rules.size(); ++i)
-      apply_(outcome.after, rules[i], identity, {step, call, {}}, {{}, ledgers[i], {}});
+      numeric::apply_(outcome.after, rules[i], identity, {step, call, {}}, {{}, ledgers[i], {}});
     outcome.nonzero_after += nonzero_count(outcome.after.ne(0).logical_and_(nonzero));
   }
   outcome.nonzero_before = calls * nonzero_count(nonzero);
@@ -131,20 +130,20 @@ std::string source_text(const ApplyOptions& options) {
 }
 
 void print_outcome_json(const ApplyOptions& options, const Globals& globals, const Outcome& outcome, bool complete) {
-  OrderedJson json = {{"command", "apply"}, {"input", source_text(options)}, {"shape", outcome.before.sizes().vec()}};
-  json["dtype"] = dtype_name(dtype_of(outcome.before));
+  Json json = {{"command", "apply"}, {"input", source_text(options)}, {"shape", outcome.before.sizes().vec()}};
+  json["dtype"] = numeric::dtype_name(numeric::dtype_of(outcome.before));
   json["device"] = outcome.before.device().str();
   json["seed"] = globals.seed();
   json["site"] = options.site;
-  json["rules"] = OrderedJson::array();
+  json["rules"] = Json::array();
   for (const LedgerReport& report : outcome.reports) json["rules"].push_back(report_json(report));
-  json["chain"] = {{"nonzero_before", outcome.nonzero_before},
-                   {"nonzero_after", outcome.nonzero_after},
-                   {"survival", outcome.nonzero_before > 0 ? OrderedJson(outcome.nonzero_after / outcome.nonzero_before)
-                                                           : OrderedJson()}};
+  json["chain"] = {
+      {"nonzero_before", outcome.nonzero_before},
+      {"nonzero_after", outcome.nonzero_after},
+      {"survival", outcome.nonzero_before > 0 ? Json(outcome.nonzero_after / outcome.nonzero_before) : Json()}};
   json["digest_before"] = digest_text(outcome.before);
   json["digest_after"] = digest_text(outcome.after);
-  json["output"] = options.output.empty() || !complete ? OrderedJson() : OrderedJson(options.output);
+  json["output"] = options.output.empty() || !complete ? Json() : Json(options.output);
   json["evidence"] = complete ? "present" : "missing";
   json["replay"] = replay_command(globals);
   print_json(json);
@@ -152,7 +151,7 @@ void print_outcome_json(const ApplyOptions& options, const Globals& globals, con
 
 void print_outcome(const ApplyOptions& options, const Globals& globals, const Outcome& outcome, bool complete) {
   print(fmt::format("{}, shape ({}), {} on {}, seed {}\n\n", source_text(options),
-                    fmt::join(outcome.before.sizes(), ", "), dtype_name(dtype_of(outcome.before)),
+                    fmt::join(outcome.before.sizes(), ", "), numeric::dtype_name(numeric::dtype_of(outcome.before)),
                     outcome.before.device().str(), globals.seed()));
   for (const LedgerReport& report : outcome.reports) print(report_text(report) + "\n");
   const bool any = outcome.nonzero_before > 0;
@@ -165,7 +164,7 @@ void print_outcome(const ApplyOptions& options, const Globals& globals, const Ou
 }
 
 ExitCode apply(const ApplyOptions& options, const Globals& globals) {
-  const std::vector<Rule> rules = read_chain(options.faults);
+  const std::vector<numeric::Rule> rules = read_chain(options.faults);
   const auto step = static_cast<uint32_t>(parse_count("--step", options.step, 0, 0xFFFFFFFF));
   const auto calls = static_cast<uint32_t>(parse_count("--calls", options.calls, 1, 1'000'000));
   check_output(options);
@@ -176,7 +175,7 @@ ExitCode apply(const ApplyOptions& options, const Globals& globals) {
   for (const LedgerReport& report : outcome.reports)
     complaints.insert(complaints.end(), report.complaints.begin(), report.complaints.end());
   if (complaints.empty() && !options.output.empty()) {
-    write_tensor_file(options.output, outcome.after, options.tensor.empty() ? "tensor" : options.tensor);
+    numeric::write_tensor_file(options.output, outcome.after, options.tensor.empty() ? "tensor" : options.tensor);
   }
   if (globals.json) {
     print_outcome_json(options, globals, outcome, complaints.empty());
@@ -189,8 +188,9 @@ ExitCode apply(const ApplyOptions& options, const Globals& globals) {
 
 std::vector<std::string> fault_words() {
   std::vector<std::string> words;
-  for (const KindInfo& info : kind_infos()) words.push_back(info.name);
-  for (const FormatInfo& info : format_infos()) words.push_back(fmt::format("quantize(format={})", info.name));
+  for (const numeric::KindInfo& info : numeric::kind_infos()) words.push_back(info.name);
+  for (const numeric::FormatInfo& info : numeric::format_infos())
+    words.push_back(fmt::format("quantize(format={})", info.name));
   return words;
 }
 

@@ -8,12 +8,11 @@
 
 #include <CLI/CLI.hpp>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "lab/injection.h"
-#include "record/json_text.h"
 #include "tap/operators.h"
 
 namespace faultline::cli {
@@ -25,20 +24,20 @@ struct CensusOptions : ModelOptions {
 };
 
 // A training step's forward and backward, told apart by phase.
-Census training_census(CausalLm& model) {
+tap::Census training_census(model::CausalLm& model) {
   const at::AutoGradMode gradients(true);
-  for (const CausalLm::Parameter& parameter : model.parameters()) parameter.tensor->requires_grad_(true);
+  for (const model::CausalLm::Parameter& parameter : model.parameters()) parameter.tensor->requires_grad_(true);
   const at::Tensor tokens =
       (at::arange(16, at::TensorOptions(at::kLong)) % model.config().vocabulary).unsqueeze(0).to(model.device());
-  begin_census();
+  tap::begin_census();
   try {
     model.logits(model.hidden_states(tokens)).to(at::kFloat).logsumexp(-1).sum().backward();
   } catch (...) {
-    end_census();
+    tap::end_census();
     throw;
   }
-  const Census census = end_census();
-  for (const CausalLm::Parameter& parameter : model.parameters()) {
+  const tap::Census census = tap::end_census();
+  for (const model::CausalLm::Parameter& parameter : model.parameters()) {
     parameter.tensor->requires_grad_(false);
     parameter.tensor->mutable_grad().reset();
   }
@@ -47,23 +46,23 @@ Census training_census(CausalLm& model) {
 
 struct Section {
   std::string name;
-  Census census;
+  tap::Census census;
 };
 
-std::vector<Section> take(const CensusOptions& options, const Globals& globals, LoadedModel& loaded) {
+std::vector<Section> take(const CensusOptions& options, const Globals& globals, lab::LoadedModel& loaded) {
   const auto rows = static_cast<int64_t>(parse_count("--rows", options.rows, 1, 4096));
   (void)globals;
   std::vector<Section> sections;
-  const Censuses censuses = take_censuses(*loaded.model, Phase::kRollout, rows);
+  const tap::Censuses censuses = lab::take_censuses(*loaded.model, site::Phase::kRollout, rows);
   const auto wanted = [&](const char* name) { return options.kind == "all" || options.kind == name; };
-  if (wanted("prefill")) sections.push_back({"prefill", censuses.at(ForwardKind::kPrefill)});
-  if (wanted("decode")) sections.push_back({"decode", censuses.at(ForwardKind::kDecode)});
-  if (wanted("score")) sections.push_back({"score", censuses.at(ForwardKind::kWhole)});
+  if (wanted("prefill")) sections.push_back({"prefill", censuses.at(site::ForwardKind::kPrefill)});
+  if (wanted("decode")) sections.push_back({"decode", censuses.at(site::ForwardKind::kDecode)});
+  if (wanted("score")) sections.push_back({"score", censuses.at(site::ForwardKind::kWhole)});
   if (wanted("train")) {
-    const Census both = training_census(*loaded.model);
+    const tap::Census both = training_census(*loaded.model);
     Section forward{"actor_forward", {}}, backward{"actor_backward", {}};
-    for (const CensusEntry& entry : both)
-      (entry.phase == Phase::kActorBackward ? backward : forward).census.push_back(entry);
+    for (const tap::CensusEntry& entry : both)
+      (entry.phase == site::Phase::kActorBackward ? backward : forward).census.push_back(entry);
     sections.push_back(std::move(forward));
     sections.push_back(std::move(backward));
   }
@@ -80,12 +79,12 @@ void show(const Section& section, bool places, bool all) {
   };
   std::map<std::string, Sums> sums;
   int64_t hidden = 0;  // views, copies, bookkeeping
-  for (const CensusEntry& entry : section.census) {
-    if (!all && family_of(base_name(entry.name)).empty()) {
+  for (const tap::CensusEntry& entry : section.census) {
+    if (!all && tap::family_of(tap::base_name(entry.name)).empty()) {
       hidden += entry.calls;
       continue;
     }
-    const std::string key = entry.name + (places ? "\t" + place_of(entry.place).path : "");
+    const std::string key = entry.name + (places ? "\t" + site::place_of(entry.place).path : "");
     Sums& sum = sums[key];
     sum.calls += entry.calls, sum.flops += entry.flops, sum.bytes += entry.bytes;
     if (sum.shapes.empty()) sum.shapes = entry.shapes;
@@ -95,7 +94,7 @@ void show(const Section& section, bool places, bool all) {
   for (const auto& [key, sum] : sums) {
     const std::size_t tab = key.find('\t');
     const std::string name = key.substr(0, tab);
-    rows.push_back({name, std::string(family_of(base_name(name))), fmt::format("{}", sum.calls),
+    rows.push_back({name, std::string(tap::family_of(tap::base_name(name))), fmt::format("{}", sum.calls),
                     fmt::format("{:.2f}", sum.flops / 1e6), fmt::format("{:.2f}", sum.bytes / 1e6),
                     places ? key.substr(tab + 1) : sum.shapes});
   }
@@ -105,20 +104,20 @@ void show(const Section& section, bool places, bool all) {
 }
 
 ExitCode census(const CensusOptions& options, const Globals& globals) {
-  LoadedModel loaded = open_model(options, globals);
+  lab::LoadedModel loaded = open_model(options, globals);
   const std::vector<Section> sections = take(options, globals, loaded);
-  const ModelConfig& config = loaded.model->config();
+  const model::ModelConfig& config = loaded.model->config();
   if (globals.json) {
-    OrderedJson json = {{"command", "census"},
-                        {"model", loaded.path.string()},
-                        {"layers", config.layers},
-                        {"norms", loaded.model->norm_count()}};
-    for (const Section& section : sections) json["forwards"][section.name] = to_json(section.census);
+    Json json = {{"command", "census"},
+                 {"model", loaded.path.string()},
+                 {"layers", config.layers},
+                 {"norms", loaded.model->norm_count()}};
+    for (const Section& section : sections) json["forwards"][section.name] = tap::to_json(section.census);
     print_json(json);
     return ExitCode::kOk;
   }
-  print(fmt::format("{}: {}, {} layers, {} norms\n", loaded.path.string(), architecture_name(config.architecture),
-                    config.layers, loaded.model->norm_count()));
+  print(fmt::format("{}: {}, {} layers, {} norms\n", loaded.path.string(),
+                    model::architecture_name(config.architecture), config.layers, loaded.model->norm_count()));
   for (const Section& section : sections) show(section, options.places, options.all);
   if (!globals.quiet)
     print("\nA rule reaches an operator by its name or family: --fault '… @ operator=matmul,layer=3'.\n");

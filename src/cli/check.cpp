@@ -1,8 +1,8 @@
 // `faultline check`: a recipe without running it, printed as a run would see it, overrides applied and every default
 // written out.
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "recipe/recipe.h"
@@ -16,7 +16,7 @@ struct CheckOptions {
 };
 
 ExitCode check(const CheckOptions& options, const Globals& globals) {
-  const Node recipe = load_recipe(options.recipe, options.overrides);
+  const Node recipe = recipe::load_recipe(options.recipe, options.overrides);
   if (globals.json) {
     print_json(to_json(recipe));
   } else {

@@ -5,12 +5,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace CLI {
 class App;
@@ -26,6 +26,7 @@ struct Globals {
   std::string device = "cpu";
   std::string color = "auto";
   std::vector<std::string> arguments;  // as typed, without the program's name
+  std::vector<std::string> command;    // of `triage run` and `triage bisect`: what stands behind --
 
   uint64_t seed() const;  // UsageError unless 0 … 2^64 - 1
 };
@@ -55,7 +56,6 @@ void add_triage(CLI::App& app, const Globals& globals, Run& run);
 void add_completion(CLI::App& app, const Globals& globals, Run& run);
 
 ExitCode print_version(const Globals& globals);
-nlohmann::ordered_json versions_json();  // what this program is made of, for records
 
 // What a shell may offer as this option's value; see `faultline completion`. Words that hold a parenthesis are offered
 // once one has been typed.

@@ -1,6 +1,7 @@
 // `faultline compare`: where two machines, or two number types, differ, operator by operator; with --out also a recipe
 // whose `profile` faults re-create the second machine's differences on the first.
-#include "diagnose/compare.h"
+#include "diagnose/compare/compare.h"
+#include "base/json.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -8,13 +9,10 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/device.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
-#include "diagnose/trace.h"
 
 namespace faultline::cli {
 namespace {
@@ -24,7 +22,7 @@ struct CompareOptions : ModelOptions {
 };
 
 // "cuda", "cpu:fp32", "cuda:1:bf16"
-Side read_side(const std::string& option, const std::string& text, const std::string& dtype) {
+diagnose::Side read_side(const std::string& option, const std::string& text, const std::string& dtype) {
   const std::size_t colon = text.rfind(':');
   const std::string last = colon == std::string::npos ? "" : text.substr(colon + 1);
   const bool typed = last == "bf16" || last == "fp16" || last == "fp32";
@@ -37,15 +35,15 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   if (!(file << text)) throw RuntimeFailure(path.string() + ": cannot be written");
 }
 
-void write_recipe(const Comparison& comparison, const CompareOptions& options, const Side& side) {
+void write_recipe(const diagnose::Comparison& comparison, const CompareOptions& options, const diagnose::Side& side) {
   const std::filesystem::path folder = options.out;
   std::filesystem::create_directories(folder);
   std::string recipe =
       fmt::format("# {} as {} differs from it\nmodel: {}\nfaults:\n", options.a, options.b, options.model);
-  for (const Difference& one : comparison.operators) {
+  for (const diagnose::Difference& one : comparison.operators) {
     if (one.quantiles.empty()) continue;
     std::string name = one.operation.substr(one.operation.find("::") + 2);
-    write_file(folder / (name + ".json"), profile_json(one, side.dtype).dump(2) + "\n");
+    write_file(folder / (name + ".json"), diagnose::profile_json(one, side.dtype).dump(2) + "\n");
     recipe += fmt::format("  - name: {0}\n    where: {{operator: '{1}'}}\n    what: {{kind: profile, file: '{2}'}}\n",
                           name, one.operation, (folder / (name + ".json")).string());
   }
@@ -53,35 +51,37 @@ void write_recipe(const Comparison& comparison, const CompareOptions& options, c
 }
 
 // The first side's calls: of a forward here, or of one that was recorded elsewhere.
-std::vector<RecordedCall> calls_of(const CompareOptions& options, Side& first, std::optional<LoadedModel>& loaded) {
-  if (is_trace(options.a)) {
-    std::vector<RecordedCall> calls = read_trace(options.a);
-    for (const RecordedCall& call : calls)  // most of a forward computes in the model's type
+std::vector<diagnose::RecordedCall> calls_of(const CompareOptions& options, diagnose::Side& first,
+                                             std::optional<lab::LoadedModel>& loaded) {
+  if (diagnose::is_trace(options.a)) {
+    std::vector<diagnose::RecordedCall> calls = diagnose::read_trace(options.a);
+    for (const diagnose::RecordedCall& call : calls)  // most of a forward computes in the model's type
       if (call.results[0].scalar_type() != at::kFloat) first.dtype = call.results[0].scalar_type();
     return calls;
   }
   first = read_side("--a", options.a, options.dtype);
-  LoadOptions load;
+  lab::LoadOptions load;
   load.dtype = first.dtype, load.device = first.device;
-  loaded = load_model(options.model, load);
+  loaded = lab::load_model(options.model, load);
   const std::vector<int64_t> tokens = loaded->tokenizer.encode(options.prompt);
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
-  return record_forward(*loaded->model, at::tensor(tokens, at::kLong).unsqueeze(0).to(first.device));
+  return diagnose::record_forward(*loaded->model, at::tensor(tokens, at::kLong).unsqueeze(0).to(first.device));
 }
 
 ExitCode compare(const CompareOptions& options, const Globals& globals) {
-  const bool traces = is_trace(options.b);
-  if (traces && (!is_trace(options.a) || !options.record.empty() || !options.out.empty()))
+  const bool traces = diagnose::is_trace(options.b);
+  if (traces && (!diagnose::is_trace(options.a) || !options.record.empty() || !options.out.empty()))
     throw UsageError(
         "--b: a trace is compared with another trace (--a TRACE), without --record and --out: nothing is made again; "
         "to make the calls of a trace again give it as --a and a device as --b");
-  const Side second = traces ? Side{at::kCPU, at::kFloat} : read_side("--b", options.b, options.dtype);
-  Side first{at::kCPU, at::kFloat};
-  std::optional<LoadedModel> loaded;  // its weights are among the calls' arguments
-  const std::vector<RecordedCall> calls = calls_of(options, first, loaded);
+  const diagnose::Side second =
+      traces ? diagnose::Side{at::kCPU, at::kFloat} : read_side("--b", options.b, options.dtype);
+  diagnose::Side first{at::kCPU, at::kFloat};
+  std::optional<lab::LoadedModel> loaded;  // its weights are among the calls' arguments
+  const std::vector<diagnose::RecordedCall> calls = calls_of(options, first, loaded);
   if (!options.record.empty()) {
-    if (!is_trace(options.record)) throw UsageError("--record: a file whose name ends in .safetensors");
-    const int64_t count = write_trace(options.record, calls);
+    if (!diagnose::is_trace(options.record)) throw UsageError("--record: a file whose name ends in .safetensors");
+    const int64_t count = diagnose::write_trace(options.record, calls);
     if (globals.json)
       print_json({{"command", "compare"}, {"recorded", count}, {"file", options.record}});
     else
@@ -89,17 +89,18 @@ ExitCode compare(const CompareOptions& options, const Globals& globals) {
                         options.record));
     return ExitCode::kOk;
   }
-  const Comparison comparison = traces ? compare_traces(calls, read_trace(options.b)) : compare_sides(calls, second);
+  const diagnose::Comparison comparison = traces ? diagnose::compare_traces(calls, diagnose::read_trace(options.b))
+                                                 : diagnose::compare_sides(calls, second);
   if (!options.out.empty()) write_recipe(comparison, options, first);
   if (globals.json) {
-    nlohmann::ordered_json json = to_json(comparison);
+    Json json = diagnose::to_json(comparison);
     json["command"] = "compare", json["a"] = options.a, json["b"] = options.b;
     print_json(json);
     return ExitCode::kOk;
   }
   std::vector<std::vector<std::string>> rows = {
       {"operator", "calls", "same inputs", "equal", "rms error", "mean", "worst"}};
-  for (const Difference& one : comparison.operators) {
+  for (const diagnose::Difference& one : comparison.operators) {
     double worst = 0;
     for (const auto& [p, error] : one.quantiles) worst = std::max(worst, std::abs(error));
     rows.push_back({one.operation, fmt::format("{}", one.calls), fmt::format("{}", one.same_inputs),

@@ -7,8 +7,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/output.h"

@@ -4,14 +4,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
+#include "base/files/file.h"
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/output.h"
-#include "model/checkpoint.h"
-#include "model/safetensors_writer.h"
-#include "model/tokenizer_export.h"
-#include "record/atomic_file.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/safetensors_writer.h"
+#include "model/tokenizer/tokenizer_spec.h"
 
 namespace faultline::cli {
 namespace {
@@ -30,9 +30,9 @@ at::ScalarType chosen_dtype(const std::string& name) {
   throw UsageError(fmt::format("--dtype: '{}' is not bf16, fp32 or fp16", name));
 }
 
-using Shards = std::vector<std::vector<TensorToCome>>;
+using Shards = std::vector<std::vector<model::TensorToCome>>;
 
-Shards divide(const Checkpoint& checkpoint, at::ScalarType dtype) {
+Shards divide(const model::Checkpoint& checkpoint, at::ScalarType dtype) {
   Shards shards(1);
   int64_t filled = 0;
   for (const std::string& name : checkpoint.names()) {
@@ -58,19 +58,19 @@ void write_json(const std::filesystem::path& path, const Json& json) {
 }
 
 // -> bytes of weights
-int64_t write_weights(const Checkpoint& checkpoint, const Shards& shards, const std::filesystem::path& folder) {
+int64_t write_weights(const model::Checkpoint& checkpoint, const Shards& shards, const std::filesystem::path& folder) {
   Json places = Json::object();
   int64_t total = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     const auto make = [&](std::size_t tensor) {
-      const TensorToCome& wanted = shards[i][tensor];
+      const model::TensorToCome& wanted = shards[i][tensor];
       at::Tensor made = checkpoint.read(wanted.name, wanted.dtype);
       places[wanted.name] = name;
       total += static_cast<int64_t>(made.nbytes());
       return made;
     };
-    write_safetensors(folder / name, shards[i], make, {{"format", "pt"}});
+    model::write_safetensors(folder / name, shards[i], make, {{"format", "pt"}});
   }
   if (shards.size() > 1) {
     write_json(folder / "model.safetensors.index.json",
@@ -79,13 +79,13 @@ int64_t write_weights(const Checkpoint& checkpoint, const Shards& shards, const 
   return total;
 }
 
-void write_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& folder) {
+void write_tokenizer(const model::Checkpoint& checkpoint, const std::filesystem::path& folder) {
   const std::filesystem::path source = checkpoint.path();
   if (!std::filesystem::is_directory(source)) {
-    const GgufFile file(source);
-    write_json(folder / "tokenizer.json", tokenizer_json(file));
-    write_json(folder / "tokenizer_config.json", tokenizer_config_json(file));
-    write_json(folder / "generation_config.json", generation_config_json(file));
+    const model::GgufFile file(source);
+    write_json(folder / "tokenizer.json", model::tokenizer_json(file));
+    write_json(folder / "tokenizer_config.json", model::tokenizer_config_json(file));
+    write_json(folder / "generation_config.json", model::generation_config_json(file));
     return;
   }
   for (const char* name :
@@ -95,9 +95,9 @@ void write_tokenizer(const Checkpoint& checkpoint, const std::filesystem::path& 
 }
 
 // -> bytes of weights
-int64_t write_folder(const Checkpoint& checkpoint, const Shards& shards, at::ScalarType dtype,
+int64_t write_folder(const model::Checkpoint& checkpoint, const Shards& shards, at::ScalarType dtype,
                      const std::filesystem::path& folder) {
-  Json config = to_config_json(checkpoint.config());
+  Json config = model::to_config_json(checkpoint.config());
   const char* name = dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
   config["dtype"] = config["torch_dtype"] = name;  // transformers 5 reads the first, older ones the second
   write_json(folder / "config.json", config);
@@ -106,7 +106,7 @@ int64_t write_folder(const Checkpoint& checkpoint, const Shards& shards, at::Sca
 }
 
 // Under another name until it is complete; removed where that fails.
-int64_t write_whole_folder(const Checkpoint& checkpoint, const Shards& shards, at::ScalarType dtype,
+int64_t write_whole_folder(const model::Checkpoint& checkpoint, const Shards& shards, at::ScalarType dtype,
                            const std::filesystem::path& output) {
   const std::filesystem::path target = (output / ".").lexically_normal().parent_path();
   const std::filesystem::path unfinished = fmt::format("{}.unfinished-{}", target.string(), ::getpid());
@@ -129,14 +129,14 @@ ExitCode convert(const ConvertModelOptions& options, const Globals& globals) {
   if (std::filesystem::exists(std::filesystem::symlink_status(options.output))) {
     throw UsageError(fmt::format("{} exists already; choose another name or remove it", options.output));
   }
-  const auto checkpoint = open_checkpoint(options.input);
+  const auto checkpoint = model::open_checkpoint(options.input);
   const Shards shards = divide(*checkpoint, dtype);
   const int64_t bytes = write_whole_folder(*checkpoint, shards, dtype, options.output);
   const std::size_t tensors = checkpoint->names().size();
   if (globals.json) {
     print_json({{"model", checkpoint->path().string()},
                 {"folder", options.output},
-                {"architecture", architecture_name(checkpoint->config().architecture)},
+                {"architecture", model::architecture_name(checkpoint->config().architecture)},
                 {"dtype", options.dtype},
                 {"tensors", tensors},
                 {"bytes", bytes},

@@ -6,15 +6,14 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/diagnose_campaign.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
 #include "diagnose/examination.h"
 #include "lab/injection.h"
-#include "record/json_text.h"
+#include "plugin/recipe_sections.h"
 
 namespace faultline::cli {
 namespace {
@@ -24,12 +23,12 @@ constexpr const char* kPrompt =
     "would a car at forty miles an hour need for the same way?";
 
 struct DiagnoseOptions : ModelOptions {
-  std::string method = "self", prompt = kPrompt, tokens = "24", passes = "1", rarity, out;
+  std::string method = "self", prompt = kPrompt, tokens = "24", passes = "1", rarity, out, recipe;
   bool explain = false, schema = false;
   CampaignOptions campaign;
 };
 
-at::Tensor prompt_of(const DiagnoseOptions& options, const LoadedModel& loaded) {
+at::Tensor prompt_of(const DiagnoseOptions& options, const lab::LoadedModel& loaded) {
   std::vector<int64_t> tokens = loaded.tokenizer.encode(options.prompt);
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
   const auto limit = static_cast<std::size_t>(parse_count("--tokens", options.tokens, 1, 4096));
@@ -39,10 +38,10 @@ at::Tensor prompt_of(const DiagnoseOptions& options, const LoadedModel& loaded) 
 
 // The residual by the size of what was expected: a dead zone is wrong at the small end, a saturation at the large one,
 // a gain has one ratio everywhere, an offset one residual.
-std::string drawn(const Evidence& evidence) {
+std::string drawn(const diagnose::Evidence& evidence) {
   std::string text =
       "      |expected|/largest  elements   wrong                        observed/expected      residual\n";
-  for (const Evidence::Bin& bin : evidence.picture) {
+  for (const diagnose::Evidence::Bin& bin : evidence.picture) {
     const double share = static_cast<double>(bin.wrong) / static_cast<double>(bin.elements);
     const std::string bar(static_cast<std::size_t>(std::lround(20 * share)), '#');
     const auto number = [](double value) { return std::isfinite(value) ? fmt::format("{:.4g}", value) : "-"; };
@@ -60,13 +59,13 @@ int64_t passes_of(const DiagnoseOptions& options) {
   return std::max(passes, rarity == 1 ? 1 : static_cast<int64_t>(std::ceil(std::log(0.05) / std::log1p(-rarity))));
 }
 
-std::string explained(const Candidate& candidate) {
+std::string explained(const diagnose::Candidate& candidate) {
   std::string text;
-  for (const Evidence& evidence : candidate.evidence) {
+  for (const diagnose::Evidence& evidence : candidate.evidence) {
     text +=
         fmt::format("    {}: {} of {} elements wrong{}\n", evidence.relation, evidence.violations, evidence.elements,
                     evidence.pass > 0 ? fmt::format(", first in pass {}", evidence.pass + 1) : "");
-    for (const Evidence::Sample& sample : evidence.samples)
+    for (const diagnose::Evidence::Sample& sample : evidence.samples)
       text += fmt::format("      row {:>3} column {:>5}  expected {:>13.6g}  observed {:>13.6g}\n", sample.row,
                           sample.column, sample.expected, sample.observed);
     text += drawn(evidence);
@@ -74,7 +73,7 @@ std::string explained(const Candidate& candidate) {
   return text;
 }
 
-void show(const Diagnosis& diagnosis, bool explain) {
+void show(const diagnose::Diagnosis& diagnosis, bool explain) {
   const bool found = diagnosis.fault_found();
   print(styled(Style::kHeading, diagnosis.method) + ": ");
   const std::string fine = diagnosis.not_tested.empty() ? "healthy"
@@ -86,7 +85,7 @@ void show(const Diagnosis& diagnosis, bool explain) {
         fmt::format("  ({} relations, {:.1f} forward-equivalents, {:.2f} s)\n", diagnosis.relations, diagnosis.forwards,
                     diagnosis.seconds));
   std::size_t shown = 0;
-  for (const Candidate& candidate : diagnosis.candidates) {
+  for (const diagnose::Candidate& candidate : diagnosis.candidates) {
     if (++shown > 8 && !explain) {
       print(fmt::format("  and {} more\n", diagnosis.candidates.size() - 8));
       break;
@@ -94,7 +93,7 @@ void show(const Diagnosis& diagnosis, bool explain) {
     print(fmt::format("  {}  {}  {}{}{}  [{}]\n", candidate.place, candidate.operation,
                       candidate.intermittent ? "intermittent " : "", candidate.kind,
                       candidate.detail.empty() ? "" : " (" + candidate.detail + ")",
-                      certainty_name(candidate.certainty)));
+                      diagnose::certainty_name(candidate.certainty)));
     if (explain) print(explained(candidate));
   }
   for (const std::string& sentence : diagnosis.not_tested) print("  not tested: " + sentence + "\n");
@@ -103,13 +102,28 @@ void show(const Diagnosis& diagnosis, bool explain) {
 }
 
 std::vector<std::string> methods_of(const DiagnoseOptions& options) {
-  return options.method == "all" ? std::vector<std::string>{"classic", "self", "shadow"}
-                                 : std::vector<std::string>{options.method};
+  if (options.method == "all") return {"classic", "self", "shadow"};
+  return {options.method == "srdd" ? "classic" : options.method};
+}
+
+// What breaks the machine: the rules of --fault, or a recipe's; nothing where there are none.
+std::optional<recipe::PlanSpec> planted_by(const DiagnoseOptions& options, DiagnoseOptions& effective,
+                                           const Globals& globals) {
+  const std::vector<numeric::Rule> rules = read_faults(options.faults);
+  if (options.recipe.empty())
+    return rules.empty() ? std::nullopt
+                         : std::optional(recipe::read_plan_spec(recipe::recipe_of_rules(rules, globals.seed())));
+  if (!rules.empty()) throw UsageError("--recipe and --fault both say what breaks the machine; give one of them");
+  const Node recipe = recipe::load_recipe(options.recipe, {});
+  if (options.model == "default") effective.model = recipe.at("model").as_string();
+  if (recipe.at("faults").items().empty()) return std::nullopt;
+  return recipe::read_plan_spec(recipe);
 }
 
 ExitCode diagnose(const DiagnoseOptions& options, const Globals& globals) {
+  // Other forms of the command.
   if (options.schema) {
-    print_json(diagnosis_schema());
+    print_json(diagnose::diagnosis_schema());
     return ExitCode::kOk;
   }
   if (options.campaign.worker) return work_for_campaign();
@@ -117,37 +131,40 @@ ExitCode diagnose(const DiagnoseOptions& options, const Globals& globals) {
     return summarise_campaign(options.campaign.summarise, options.campaign, globals);
   if (!options.campaign.preset.empty())
     return run_diagnosis_campaign(options, options.campaign, methods_of(options), globals);
-  const std::vector<Rule> rules = read_faults(options.faults);
-  LoadedModel loaded = open_model(options, globals);
-  Examination examination;
+  // The model, with the planted fault where one was asked for.
+  DiagnoseOptions effective = options;
+  std::optional<recipe::PlanSpec> planted_plan = planted_by(options, effective, globals);
+  lab::LoadedModel loaded = open_model(effective, globals);
+  diagnose::Examination examination;
   examination.tokens = prompt_of(options, loaded);
   examination.seed = globals.seed();
   examination.passes = passes_of(options);
-  std::unique_ptr<Injection> injection;
-  if (!rules.empty()) {
-    PlanSpec plan = read_plan_spec(recipe_of_rules(rules, globals.seed()));
-    injection = std::make_unique<Injection>(std::move(plan), *loaded.model, Phase::kDiagnose, 1);
-  }
-  Examiner examiner(*loaded.model, at::kCPU, globals.seed(), /*keep=*/false);
-  OrderedJson verdicts = OrderedJson::array();
+  examination.whole_forwards = options.method == "srdd";  // as it was published
+  std::unique_ptr<lab::Injection> injection;
+  if (planted_plan)
+    injection = std::make_unique<lab::Injection>(std::move(*planted_plan), *loaded.model, site::Phase::kDiagnose, 1);
+  diagnose::Examiner examiner(*loaded.model, at::kCPU, globals.seed(), /*keep=*/false);
+  // Each method examines it by itself.
+  Json verdicts = Json::array();
   bool found = false, untested = false, proven = true;
   const std::vector<std::string> methods = methods_of(options);
   if (injection) injection->arm();
   for (const std::string& method : methods) {
     examination.method = method;
-    const Diagnosis diagnosis = examiner.run(examination);
+    const diagnose::Diagnosis diagnosis = examiner.run(examination);
     if (!globals.json) show(diagnosis, options.explain);
     // In a list of methods classic is there to be compared, not believed: it has no error rate.
     if (method != "classic" || methods.size() == 1) found |= diagnosis.fault_found();
     untested |= diagnosis.relations == 0 || diagnosis.broken_off;
-    verdicts.push_back(to_json(diagnosis));
+    verdicts.push_back(diagnose::to_json(diagnosis));
   }
-  OrderedJson json = {{"command", "diagnose"},    {"model", loaded.path.string()},        {"seed", globals.seed()},
-                      {"faults", options.faults}, {"tokens", examination.tokens.numel()}, {"verdicts", verdicts}};
+  // The proof of the planted fault decides whether the verdicts may be believed.
+  Json json = {{"command", "diagnose"},    {"model", loaded.path.string()},        {"seed", globals.seed()},
+               {"faults", options.faults}, {"tokens", examination.tokens.numel()}, {"verdicts", verdicts}};
   ExitCode code = found ? ExitCode::kFound : untested ? ExitCode::kEvidence : ExitCode::kOk;
   if (injection) {
-    const Injection::Proof proof = injection->finish();
-    const Planted planted = planted_by(injection->plan());
+    const lab::Injection::Proof proof = injection->finish();
+    const diagnose::Planted planted = diagnose::planted_by(injection->plan());
     json["planted"] = {{"calls", planted.calls}, {"changed", planted.changed}};
     json["evidence"] = proof.report;
     json["complaints"] = to_json(proof.complaints);
@@ -158,11 +175,13 @@ ExitCode diagnose(const DiagnoseOptions& options, const Globals& globals) {
       if (!globals.json) print(styled(Style::kBad, "evidence missing: ") + joined_sentences(proof.complaints) + "\n");
     }
   }
+  // What was proven is kept.
   if (!options.out.empty() && proven) {
-    nlohmann::ordered_json kept = verdicts.back();
-    kept["made_by"] = nlohmann::ordered_json::parse(provenance_json(globals, &loaded).dump());
-    std::ofstream file(options.out);
-    if (!(file << kept.dump(2) << "\n")) throw RuntimeFailure(options.out + ": cannot be written");
+    Json kept = verdicts.back();
+    kept["verdicts"] = verdicts;
+    for (const char* key : {"planted", "evidence"})
+      if (json.contains(key)) kept[key] = json[key];
+    record::write_result(options.out, kept, maker_of(globals, &loaded));
   }
   if (globals.json) print_json(json);
   return code;
@@ -177,8 +196,9 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command->add_option(name, value, text)->group("Diagnosis")->type_name(type)->capture_default_str();
   };
-  offer(option("--method", options->method, "classic, self, shadow or all", "NAME"),
-        {"classic", "self", "shadow", "all"});
+  offer(option("--method", options->method,
+               "classic, self, shadow or all; srdd is classic with the published 11 forwards a layer", "NAME"),
+        {"classic", "self", "shadow", "all", "srdd"});
   command->add_option("--prompt", options->prompt, "a text to run")->group("Diagnosis")->type_name("TEXT");
   option("--tokens", options->tokens, "at most so many of the prompt, 1 to 4096", "N");
   option("--passes", options->passes, "repeat until a fault is caught, at most so often, 1 to 100000", "N");
@@ -189,7 +209,12 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
       ->type_name("P");
   command->add_flag("--explain", options->explain, "show what convinced it")->group("Diagnosis");
   add_fault_option(*command, *options, "break the machine first; may be repeated");
-  command->add_option("--out", options->out, "write the verdict (of the last method) here, if --fault is proven")
+  command->add_option("--recipe", options->recipe, "break it as this recipe says, and take its model")
+      ->group("Faults")
+      ->type_name("FILE");
+  command
+      ->add_option("--out", options->out,
+                   "write the verdicts here, that of the last method first, if --fault is proven")
       ->group("Output")
       ->type_name("FILE");
   command->add_flag("--schema", options->schema, "the JSON Schema of a verdict")->group("Output");

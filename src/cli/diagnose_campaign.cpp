@@ -4,41 +4,36 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
+#include "base/files/temporary_folder.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "cli/device.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
-#include "cli/ray_campaign.h"
-#include "cli/ray_options.h"
-#include "cli/temporary_folder.h"
-#include "diagnose/campaign_records.h"
-#include "diagnose/executor.h"
-#include "model/weights_fingerprint.h"
+#include "cli/pace.h"
+#include "diagnose/campaign/campaign_trial.h"
+#include "model/build.h"
 #include "record/document.h"
-#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
 
-void show(const OrderedJson& summary, const CampaignOptions& options, const Globals& globals,
-          const RayCluster* cluster = nullptr) {
+void show(const Json& summary, const CampaignOptions& options, const Globals& globals, const Json& cluster = nullptr) {
   if (globals.json) {
-    OrderedJson json = {{"command", "diagnose"}, {"campaign", options.preset}, {"summary", summary}};
-    if (cluster != nullptr) json["ray"] = OrderedJson::parse(cluster->description().dump());
+    Json json = {{"command", "diagnose"}, {"campaign", options.preset}, {"summary", summary}};
+    if (!cluster.is_null()) json["ray"] = cluster;
     print_json(json);
     return;
   }
   print(options.markdown ? summary_markdown(summary) : summary_text(summary));
-  if (cluster != nullptr) print("\n" + lost_sentence(*cluster));
+  if (!cluster.is_null()) print("\n" + cluster_sentence(cluster));
 }
 
 // Who began a store, and the recipe that makes its trials.
-Json campaign_provenance(const CampaignMachine& machine, const CampaignSpec& spec, const LoadedModel& loaded,
-                         const Globals& globals) {
-  Json provenance = provenance_json(globals, &loaded);
+Json campaign_provenance(const diagnose::CampaignMachine& machine, const diagnose::CampaignSpec& spec,
+                         const lab::LoadedModel& loaded, const Globals& globals) {
+  Json provenance = record::made_by(maker_of(globals, &loaded));
   provenance["device"] = machine.device;
   provenance["recipe"] = {{"model", machine.model},
                           {"seed", spec.seed},
@@ -68,14 +63,14 @@ Json with_later(Json known, const Json& now) {
 
 // Beside the store: who began it and what makes its trials. Who goes on with it may make more of them, with another
 // version; a store that was begun without stays without.
-void keep_provenance(CampaignStore& trials, const std::filesystem::path& store, const Json& now) {
-  const std::filesystem::path file = provenance_of_store(store);
-  if (trials.empty()) return write_document(file, "provenance", now);
+void keep_provenance(record::CampaignStore& trials, const std::filesystem::path& store, const Json& now) {
+  const std::filesystem::path file = record::provenance_of_store(store);
+  if (trials.empty()) return record::write_document(file, "provenance", now);
   if (!std::filesystem::exists(file)) return;
-  const Json before = read_document(file, "provenance");
+  const Json before = record::read_document(file, "provenance");
   try {
-    if (const Json known = with_later(before, now); known != before) write_document(file, "provenance", known);
-  } catch (const nlohmann::json::exception& error) {
+    if (const Json known = with_later(before, now); known != before) record::write_document(file, "provenance", known);
+  } catch (const Json::exception& error) {
     throw UsageError(
         fmt::format("{}: does not say how the store was begun: {}; remove it, and the store goes on without",
                     file.string(), error.what()));
@@ -109,61 +104,60 @@ ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions
                                 const std::vector<std::string>& methods, const Globals& globals) {
   if (options.preset != "smoke" && options.preset != "full")
     throw UsageError(fmt::format("--campaign: smoke or full; got '{}'", options.preset));
-  CampaignSpec spec = campaign_spec(options.preset);
+  diagnose::CampaignSpec spec = diagnose::campaign_spec(options.preset);
   spec.methods = methods;
   spec.seed = globals.seed();
   return run_and_show_campaign(model, spec, options, globals);
 }
 
-int64_t trials_left(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
+int64_t trials_left(const ModelOptions& model, const diagnose::CampaignSpec& spec, const CampaignOptions& options,
                     const Globals& globals) {
   (void)options.pace.job_count(), (void)options.pace.seconds();  // refuse
   if (options.pace.on_ray()) refuse_gpus_on_ray(globals.device);
-  const LoadedModel loaded = open_model(model, globals);
+  const lab::LoadedModel loaded = open_model(model, globals);
   if (!std::filesystem::exists(options.store)) {
     int64_t trials = 0;
-    for (const CampaignCell& cell : campaign_cells(spec)) trials += cell.trials;
+    for (const diagnose::CampaignCell& cell : diagnose::campaign_cells(spec)) trials += cell.trials;
     return trials;
   }
-  CampaignStore store(options.store, StoreUse::kRead);
-  const CampaignMachine machine{model.model, model.dtype, globals.device, 0, weights_fingerprint(*loaded.model)};
-  check_campaign(store, campaign_fingerprint(machine, spec));
-  return std::ssize(pending_trials(spec, store));
+  record::CampaignStore store(options.store, record::StoreUse::kRead);
+  const diagnose::CampaignMachine machine{model.model, model.dtype, globals.device,
+                                          model::weights_fingerprint(*loaded.model)};
+  diagnose::check_campaign(store, diagnose::campaign_fingerprint(machine, spec));
+  return std::ssize(diagnose::pending_trials(spec, store));
 }
 
-ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
-                               const Globals& globals) {
-  const int jobs = options.pace.job_count();
-  const bool on_ray = options.pace.on_ray();
-  if (on_ray) refuse_gpus_on_ray(globals.device);
-  CampaignRun run;
+ExitCode run_and_show_campaign(const ModelOptions& model, const diagnose::CampaignSpec& spec,
+                               const CampaignOptions& options, const Globals& globals) {
+  (void)options.pace.job_count();  // refuse
+  if (options.pace.on_ray()) refuse_gpus_on_ray(globals.device);
+  const TemporaryFolder folder("campaign");
+  diagnose::CampaignRun run;
+  run.folder = folder.path();
   run.time_limit = options.pace.seconds();
-  CampaignMachine machine{model.model, model.dtype, globals.device, 0, ""};
+  diagnose::CampaignMachine machine{model.model, model.dtype, globals.device, ""};
   Json provenance;
   {
-    const LoadedModel loaded = open_model(model, globals);
-    machine.weights = weights_fingerprint(*loaded.model);
+    const lab::LoadedModel loaded = open_model(model, globals);
+    machine.weights = model::weights_fingerprint(*loaded.model);
     provenance = campaign_provenance(machine, spec, loaded, globals);
   }
-  CampaignStore store(options.store);
+  record::CampaignStore store(options.store);
   keep_provenance(store, options.store, provenance);
-  const auto pending = std::ssize(pending_trials(spec, store));
-  std::optional<TemporaryFolder> folder;
-  if (on_ray) folder.emplace("campaign");
-  const std::unique_ptr<RayCluster> cluster = on_ray ? open_ray() : nullptr;
-  const auto executor = cluster     ? ray_trials(*cluster, folder->path(), machine, spec, pending)
-                        : jobs == 1 ? in_process_executor(machine, spec)
-                                    : local_executor(machine, spec, jobs);
-  CampaignEnd end;
+  const auto pending = std::ssize(diagnose::pending_trials(spec, store));
+  diagnose::TrialServer here;
+  const auto executor = open_executor(options.pace, [&](const std::string& line) { return here.answer(line); });
+  diagnose::CampaignEnd end;
   {
     Progress progress("trials", pending, {.unit = "", .quiet = globals.quiet});
     run.progress = [&](int64_t, int64_t) { progress.advance(1); };
-    end = run_campaign(*executor, spec, campaign_fingerprint(machine, spec), store, run);
+    end = diagnose::run_campaign(*executor, machine, spec, store, run);
   }
-  if (!options.records.empty()) write_records(store, options.records);
-  const OrderedJson summary =
-      summarise([&](const auto& visit) { store.for_each([&](Trial&& one) { visit(one); }); }, options.store);
-  show(summary, options, globals, cluster.get());
+  if (end.interrupted) end_interrupted(end.done, options.store);
+  if (!options.records.empty()) diagnose::write_records(store, options.records);
+  const Json summary = diagnose::summarise(
+      [&](const auto& visit) { store.for_each([&](record::Trial&& one) { visit(one); }); }, options.store);
+  show(summary, options, globals, cluster_json(*executor, end.lost));
   if (!globals.json && end.left > 0)
     print(fmt::format("\n{} trials are left to do; the same command goes on\n", end.left));
   if (end.failures.empty()) return ExitCode::kOk;
@@ -172,12 +166,15 @@ ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& sp
 }
 
 ExitCode summarise_campaign(const std::string& path, const CampaignOptions& options, const Globals& globals) {
-  show(summarise([&](const auto& visit) { for_each_trial(path, visit); }, path), options, globals);
+  show(diagnose::summarise([&](const auto& visit) { diagnose::for_each_trial(path, visit); }, path), options, globals);
   return ExitCode::kOk;
 }
 
 ExitCode work_for_campaign() {
-  serve_trials(std::cin, std::cout, [](const CampaignMachine& machine) { open_device(machine.device); });
+  diagnose::TrialServer server([](const diagnose::CampaignMachine& machine) { open_device(machine.device); });
+  std::string line;
+  while (std::getline(std::cin, line))
+    if (const std::string answer = server.answer(line); !answer.empty()) std::cout << answer << "\n" << std::flush;
   return ExitCode::kOk;
 }
 

@@ -5,7 +5,7 @@
 #include "cli/command.h"
 #include "cli/model_options.h"
 #include "cli/pace.h"
-#include "diagnose/campaign.h"
+#include "diagnose/campaign/campaign.h"
 
 namespace faultline::cli {
 
@@ -22,16 +22,16 @@ void add_campaign_run_options(CLI::App& command, CampaignOptions& options);  // 
 
 ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions& options,
                                 const std::vector<std::string>& methods, const Globals& globals);
-ExitCode run_and_show_campaign(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
-                               const Globals& globals);
+ExitCode run_and_show_campaign(const ModelOptions& model, const diagnose::CampaignSpec& spec,
+                               const CampaignOptions& options, const Globals& globals);
 // Refuses what a run would be refused for, and writes nothing. -> trials that are not in the store
-int64_t trials_left(const ModelOptions& model, const CampaignSpec& spec, const CampaignOptions& options,
+int64_t trials_left(const ModelOptions& model, const diagnose::CampaignSpec& spec, const CampaignOptions& options,
                     const Globals& globals);
 ExitCode summarise_campaign(const std::string& path, const CampaignOptions& options, const Globals& globals);
 ExitCode work_for_campaign();  // --worker
 
 // diagnose_summary.cpp
-std::string summary_text(const nlohmann::ordered_json& summary);
-std::string summary_markdown(const nlohmann::ordered_json& summary);
+std::string summary_text(const Json& summary);
+std::string summary_markdown(const Json& summary);
 
 }  // namespace faultline::cli

@@ -1,18 +1,16 @@
 // The summary of a campaign of diagnoses, as text and as Markdown.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "cli/diagnose_campaign.h"
 #include "cli/output.h"
-#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
 
 using TextRows = std::vector<std::vector<std::string>>;
 
-std::string rate_text(const OrderedJson& rate) {
+std::string rate_text(const Json& rate) {
   const auto right = rate["right"].get<int64_t>(), trials = rate["trials"].get<int64_t>();
   return fmt::format("{}/{} ({:.1f}-{:.1f} %)", right, trials, 100 * rate["interval"][0].get<double>(),
                      100 * rate["interval"][1].get<double>());
@@ -30,14 +28,14 @@ std::string markdown_table(const TextRows& rows) {
   return text;
 }
 
-TextRows pool_rows(const OrderedJson& pools) {
+TextRows pool_rows(const Json& pools) {
   TextRows rows = {{"pool", "layer", "layer and operator", "kind"}};
   for (const auto& [pool, rates] : pools.items())
     rows.push_back({pool, rate_text(rates["layer"]), rate_text(rates["layer_and_operator"]), rate_text(rates["kind"])});
   return rows;
 }
 
-TextRows confusion_rows(const OrderedJson& confusion) {
+TextRows confusion_rows(const Json& confusion) {
   std::vector<std::string> said;
   for (const auto& [planted, answers] : confusion.items())
     for (const auto& [answer, count] : answers.items())
@@ -51,18 +49,18 @@ TextRows confusion_rows(const OrderedJson& confusion) {
   return rows;
 }
 
-TextRows curve_rows(const OrderedJson& curves) {
+TextRows curve_rows(const Json& curves) {
   TextRows rows = {{"kind", "strength", "layer"}};
   for (const auto& [kind, points] : curves.items())
-    for (const OrderedJson& point : points)
+    for (const Json& point : points)
       rows.push_back({kind, fmt::format("{:g}", point["strength"].get<double>()), rate_text(point["layer"])});
   return rows;
 }
 
-TextRows bar_rows(const OrderedJson& bars) {
+TextRows bar_rows(const Json& bars) {
   TextRows rows = {{"method", "bar", "wanted", "measured", "worst pool", "trials", "holds"}};
-  for (const OrderedJson& bar : bars) {
-    const OrderedJson& holds = bar["holds"];
+  for (const Json& bar : bars) {
+    const Json& holds = bar["holds"];
     rows.push_back({bar["method"].get<std::string>(), bar["bar"].get<std::string>(),
                     fmt::format("{:g}", bar["wanted"].get<double>()),
                     fmt::format("{:.4g}", bar["measured"].get<double>()), bar["where"].get<std::string>(),
@@ -74,7 +72,7 @@ TextRows bar_rows(const OrderedJson& bars) {
   return rows;
 }
 
-TextRows against_rows(const OrderedJson& pools) {
+TextRows against_rows(const Json& pools) {
   TextRows rows = {{"pool", "only this method", "only classic", "p"}};
   for (const auto& [name, pair] : pools.items())
     rows.push_back({name, fmt::format("{}", pair["only_this"].get<int64_t>()),
@@ -83,7 +81,7 @@ TextRows against_rows(const OrderedJson& pools) {
   return rows;
 }
 
-std::string method_text(const std::string& name, const OrderedJson& one, bool markdown) {
+std::string method_text(const std::string& name, const Json& one, bool markdown) {
   const auto shown = [&](const TextRows& rows) { return markdown ? "\n" + markdown_table(rows) + "\n" : table(rows); };
   std::string text = markdown ? fmt::format("## {}\n\n", name) : "\n" + styled(Style::kHeading, name) + "\n";
   text += fmt::format("{:.2f} s, {:.1f} forward-equivalents a diagnosis, {:.1f} for the layer alone.\n",
@@ -111,7 +109,7 @@ std::string method_text(const std::string& name, const OrderedJson& one, bool ma
   return text;
 }
 
-std::string whole(const OrderedJson& summary, bool markdown) {
+std::string whole(const Json& summary, bool markdown) {
   std::string text = fmt::format(
       "{} planted faults, {} diagnoses; {} trials left out because their fault changed nothing.\n",
       summary["planted"].get<int64_t>(), summary["diagnoses"].get<int64_t>(), summary["inactive"].get<int64_t>());
@@ -124,7 +122,7 @@ std::string whole(const OrderedJson& summary, bool markdown) {
 
 }  // namespace
 
-std::string summary_text(const OrderedJson& summary) { return whole(summary, false); }
-std::string summary_markdown(const OrderedJson& summary) { return whole(summary, true); }
+std::string summary_text(const Json& summary) { return whole(summary, false); }
+std::string summary_markdown(const Json& summary) { return whole(summary, true); }
 
 }  // namespace faultline::cli

@@ -4,9 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json.h"
 #include "base/progress.h"
 #include "base/text.h"
 #include "cli/evaluation_output.h"
@@ -25,23 +25,25 @@ struct EvalOptions : ModelOptions {
 };
 
 // --strengths 0.01,0.05: each fault once with each.
-std::vector<FaultCase> make_cases(const EvalOptions& options, uint64_t seed) {
-  std::vector<FaultCase> cases;
+std::vector<lab::FaultCase> make_cases(const EvalOptions& options, uint64_t seed) {
+  std::vector<lab::FaultCase> cases;
   for (const std::string& text : options.faults) {
     if (options.strengths.empty()) {
-      cases.push_back({text, recipe_of_rules(read_faults({text}), seed)});
+      cases.push_back({text, recipe::recipe_of_rules(read_faults({text}), seed)});
       continue;
     }
     for (const std::string& strength : comma_separated(options.strengths)) {
       const double value = parse_number("--strengths", strength, 0, 1e30);
-      Node rule = parse_rule(text, RuleUse::kInPlan).source;
+      Node rule = numeric::parse_rule(text, numeric::RuleUse::kInPlan).source;
       Node* what = rule.find("what");
       const char* name = what->find("strength") ? "strength" : what->find("threshold") ? "threshold" : nullptr;
       if (name == nullptr)
         throw UsageError(fmt::format("--strengths: fault '{}' has neither strength nor threshold", text));
       what->set(name, Node(value));
       const std::string label = fmt::format("{} {}={}", what->at("kind").as_string(), name, strength);
-      cases.push_back({label, recipe_of_rules({read_rule(validate(rule, rule_schema(RuleUse::kInPlan)))}, seed)});
+      cases.push_back(
+          {label, recipe::recipe_of_rules(
+                      {numeric::read_rule(validate(rule, numeric::rule_schema(numeric::RuleUse::kInPlan)))}, seed)});
     }
   }
   if (options.faults.empty() && !options.strengths.empty())
@@ -49,12 +51,12 @@ std::vector<FaultCase> make_cases(const EvalOptions& options, uint64_t seed) {
   return cases;
 }
 
-EvaluationSpec make_spec(const EvalOptions& options, const Globals& globals) {
-  EvaluationSpec spec;
-  spec.task.name = task_info(options.task).name;
-  check_split(task_info(options.task), options.split);
-  spec.task.arithmetic = {globals.seed(),
-                          static_cast<int64_t>(parse_count("--difficulty", options.difficulty, 1, kMaxDifficulty))};
+lab::EvaluationSpec make_spec(const EvalOptions& options, const Globals& globals) {
+  lab::EvaluationSpec spec;
+  spec.task.name = task::task_info(options.task).name;
+  task::check_split(task::task_info(options.task), options.split);
+  spec.task.arithmetic = {
+      globals.seed(), static_cast<int64_t>(parse_count("--difficulty", options.difficulty, 1, task::kMaxDifficulty))};
   spec.task.shots = static_cast<int64_t>(parse_count("--shots", options.shots, 0, 16));
   spec.split = options.split;
   spec.limit = static_cast<int64_t>(parse_count("--limit", options.limit, 1, 1 << 20));
@@ -62,9 +64,9 @@ EvaluationSpec make_spec(const EvalOptions& options, const Globals& globals) {
     if (options.scoring_given)
       throw UsageError("--scoring: addition has one scoring only: the number that the line ends with");
     if (!options.limit_given)
-      spec.limit = std::ssize(addition(options.split, 0)) - (options.split == "train" ? spec.task.shots : 0);
+      spec.limit = std::ssize(task::addition(options.split, 0)) - (options.split == "train" ? spec.task.shots : 0);
   }
-  spec.generation.scoring = scoring_by_name(options.scoring);
+  spec.generation.scoring = task::scoring_by_name(options.scoring);
   spec.generation.max_new_tokens = static_cast<int64_t>(parse_count("--max-new-tokens", options.tokens, 1, 1 << 20));
   spec.generation.slots = static_cast<int64_t>(parse_count("--slots", options.slots, 1, 4096));
   spec.generation.sampling.temperature = parse_number("--temperature", options.temperature, 0, 100);
@@ -76,8 +78,8 @@ EvaluationSpec make_spec(const EvalOptions& options, const Globals& globals) {
 }
 
 // What the record keeps of the question: the command as typed, and what its defaults meant.
-nlohmann::ordered_json as_recipe(const EvaluationSpec& spec, const Globals& globals) {
-  nlohmann::ordered_json recipe = {{"command", recorded_words(globals.arguments)}};
+Json as_recipe(const lab::EvaluationSpec& spec, const Globals& globals) {
+  Json recipe = {{"command", record::recorded_words(globals.arguments)}};
   if (spec.run_task)
     recipe["task"] = {{"name", spec.task.name},
                       {"split", spec.split},
@@ -90,10 +92,10 @@ nlohmann::ordered_json as_recipe(const EvaluationSpec& spec, const Globals& glob
 }
 
 ExitCode eval(const EvalOptions& options, const Globals& globals) {
-  const std::vector<FaultCase> cases = make_cases(options, globals.seed());
-  const EvaluationSpec spec = make_spec(options, globals);
-  LoadedModel loaded = open_model(options, globals);
-  Evaluation evaluation(loaded, spec, cases);
+  const std::vector<lab::FaultCase> cases = make_cases(options, globals.seed());
+  const lab::EvaluationSpec spec = make_spec(options, globals);
+  lab::LoadedModel loaded = open_model(options, globals);
+  lab::Evaluation evaluation(loaded, spec, cases);
   if (options.dry_run) return show_predictions(evaluation, "eval", as_recipe(spec, globals), globals);
   return run_and_show(evaluation, {globals.seed(), options.out, "eval", as_recipe(spec, globals)}, globals);
 }

@@ -2,25 +2,23 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "base/progress.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
-#include "record/json_text.h"
 #include "record/run_directory.h"
 
 namespace faultline::cli {
 namespace {
 
-std::vector<std::string> table_row(const OrderedJson& row, bool has_task, bool has_text) {
+std::vector<std::string> table_row(const Json& row, bool has_task, bool has_text) {
   std::vector<std::string> cells = {row["label"]};
   const bool missing = row.contains("complaints") && !row["complaints"].empty();
   if (has_task) {
     if (missing) {
       cells.insert(cells.end(), {"evidence missing", "", ""});
     } else {
-      const OrderedJson& task = row["task"];
+      const Json& task = row["task"];
       cells.push_back(fmt::format("{} ({}/{})", percent(task["accuracy"]), task["correct"].get<int64_t>(),
                                   task["questions"].get<int64_t>()));
       cells.push_back(fmt::format("{} to {}", percent(task["interval"][0]), percent(task["interval"][1])));
@@ -31,7 +29,7 @@ std::vector<std::string> table_row(const OrderedJson& row, bool has_task, bool h
     if (missing) {
       cells.insert(cells.end(), {"evidence missing", ""});
     } else {
-      const OrderedJson& text = row["text"];
+      const Json& text = row["text"];
       cells.push_back(fmt::format("{:.3f}", text["perplexity"].get<double>()));
       cells.push_back(text.contains("added_nats")
                           ? fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", text["added_nats"].get<double>(),
@@ -43,50 +41,43 @@ std::vector<std::string> table_row(const OrderedJson& row, bool has_task, bool h
   return cells;
 }
 
-void show(const OrderedJson& rows, const std::vector<EvaluationRow>& measured, const Globals& globals) {
+void show(const Json& rows, const std::vector<lab::EvaluationRow>& measured, const Globals& globals) {
   const bool has_task = !measured.front().answers.empty(), has_text = measured.front().perplexity.has_value();
   std::vector<std::vector<std::string>> cells = {{"fault"}};
   if (has_task) cells[0].insert(cells[0].end(), {"accuracy", "95 % interval", "p (paired)"});
   if (has_text) cells[0].insert(cells[0].end(), {"perplexity", "added nats a token, 95 %"});
-  for (const OrderedJson& row : rows) cells.push_back(table_row(row, has_task, has_text));
+  for (const Json& row : rows) cells.push_back(table_row(row, has_task, has_text));
   const std::string text = table(cells);
   const std::size_t heading = text.find('\n');
   print(styled(Style::kHeading, text.substr(0, heading)) + text.substr(heading));
   if (globals.quiet) return;
-  for (const EvaluationRow& row : measured) {
+  for (const lab::EvaluationRow& row : measured) {
     if (!row.proof) continue;
     print("\n");
     for (const std::string& line : row.proof->log) print(line + "\n");
   }
 }
 
-std::string write_record(const EvaluationRecord& record, const OrderedJson& rows, const LoadedModel& loaded,
-                         const std::vector<EvaluationRow>& measured, const Globals& globals) {
-  Manifest manifest;
-  manifest.recipe_name = record.name;
-  manifest.recipe = as_record(record.recipe);
-  manifest.recipe["model"] = loaded.path.string();
-  manifest.seeds = {{"seed", record.seed}};
-  manifest.versions = as_record(versions_json());
-  manifest.host = host_description();
-  manifest.device = {{"name", loaded.model->device().str()}};
-  for (const OrderedJson& row : rows) manifest.plan.push_back(as_record(row["rules"]));
-  RunDirectory directory = RunDirectory::create(record.out, manifest);
-  write_provenance(directory.path(), globals, &loaded);
+std::string write_record(const EvaluationRecord& record, const Json& rows, const lab::LoadedModel& loaded,
+                         const std::vector<lab::EvaluationRow>& measured, const Globals& globals) {
+  record::Asked asked{record.name, record.recipe, record.seed};
+  asked.recipe["model"] = loaded.path.string();
+  for (const Json& row : rows) asked.plan.push_back(row["rules"]);
+  record::RunDirectory directory = record::begin_run(record.out, asked, maker_of(globals, &loaded));
   for (const Json& event : answer_events(measured)) directory.events().append(event);
   directory.events().flush_step();
-  Summary summary;
-  summary.results = {{"kind", "eval"}, {"rows", as_record(rows)}};
+  record::Summary summary;
+  summary.results = {{"kind", "eval"}, {"rows", rows}};
   directory.write_summary(summary);
   return directory.path().string();
 }
 
 }  // namespace
 
-Json answer_events(const std::vector<EvaluationRow>& rows) {
+Json answer_events(const std::vector<lab::EvaluationRow>& rows) {
   auto events = Json::array();
-  for (const EvaluationRow& row : rows)
-    for (const Answer& answer : row.answers)
+  for (const lab::EvaluationRow& row : rows)
+    for (const task::Answer& answer : row.answers)
       events.push_back({{"kind", "answer"},
                         {"row", row.label},
                         {"id", answer.id},
@@ -98,9 +89,9 @@ Json answer_events(const std::vector<EvaluationRow>& rows) {
   return events;
 }
 
-ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, const Globals& globals) {
-  const LoadedModel& loaded = evaluation.loaded();
-  std::vector<EvaluationRow> measured;
+ExitCode run_and_show(lab::Evaluation& evaluation, const EvaluationRecord& record, const Globals& globals) {
+  const lab::LoadedModel& loaded = evaluation.loaded();
+  std::vector<lab::EvaluationRow> measured;
   {
     Progress progress("evaluating", evaluation.answers(), {.unit = "answer", .quiet = globals.quiet});
     measured = evaluation.run([&](const std::string& label, int64_t count) {
@@ -108,7 +99,7 @@ ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, co
       progress.advance(count);
     });
   }
-  const OrderedJson rows = evaluation_json(measured);
+  const Json rows = lab::evaluation_json(measured);
   std::string written;
   if (!record.out.empty()) written = write_record(record, rows, loaded, measured, globals);
   if (globals.json) {
@@ -116,13 +107,13 @@ ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, co
                 {"model", loaded.path.string()},
                 {"seed", record.seed},
                 {"rows", rows},
-                {"record", written.empty() ? OrderedJson() : OrderedJson(written)}});
+                {"record", written.empty() ? Json() : Json(written)}});
   } else {
     show(rows, measured, globals);
     if (!written.empty()) print(fmt::format("\nrecord: {}\n", written));
   }
   ExitCode code = ExitCode::kOk;
-  for (const EvaluationRow& row : measured) {
+  for (const lab::EvaluationRow& row : measured) {
     if (!row.proof || row.proof->complaints.empty()) continue;
     code = ExitCode::kEvidence;
     if (!globals.json)
@@ -132,17 +123,17 @@ ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, co
   return code;
 }
 
-ExitCode show_predictions(const Evaluation& evaluation, const std::string& command, const OrderedJson& recipe,
+ExitCode show_predictions(const lab::Evaluation& evaluation, const std::string& command, const Json& recipe,
                           const Globals& globals) {
-  const OrderedJson plans = evaluation.predictions();
+  const Json plans = evaluation.predictions();
   if (globals.json) {
     print_json({{"command", command}, {"dry_run", true}, {"recipe", recipe}, {"predictions", plans}});
     return ExitCode::kOk;
   }
   std::vector<std::vector<std::string>> rows = {{"rule", "forward", "sites", "calls a forward"}};
-  for (const OrderedJson& plan : plans)
+  for (const Json& plan : plans)
     for (const auto& [kind, rules] : plan.items())
-      for (const OrderedJson& rule : rules)
+      for (const Json& rule : rules)
         rows.push_back({rule["rule"], kind, fmt::format("{}", rule["sites"].get<int64_t>()),
                         fmt::format("{}", rule["calls"].get<int64_t>())});
   print(styled(Style::kHeading, "matched sites") + "\n" + table(rows));

@@ -3,9 +3,9 @@
 
 #include <filesystem>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "lab/evaluation.h"
-#include "record/json_text.h"
 
 namespace faultline::cli {
 
@@ -13,16 +13,16 @@ struct EvaluationRecord {
   uint64_t seed = 0;
   std::filesystem::path out;  // run directories go below it; "": none is written
   std::string name;           // of the recipe, or the command
-  nlohmann::ordered_json recipe = nlohmann::ordered_json::object();
+  Json recipe = Json::object();
 };
 
-ExitCode run_and_show(Evaluation& evaluation, const EvaluationRecord& record, const Globals& globals);
+ExitCode run_and_show(lab::Evaluation& evaluation, const EvaluationRecord& record, const Globals& globals);
 
 // What --dry-run shows: the sites that each faulty row meets and its calls in a forward of each kind.
-ExitCode show_predictions(const Evaluation& evaluation, const std::string& command,
-                          const nlohmann::ordered_json& recipe, const Globals& globals);
+ExitCode show_predictions(const lab::Evaluation& evaluation, const std::string& command, const Json& recipe,
+                          const Globals& globals);
 
 // Each answer of each row as it is kept in a record: an array of events.
-faultline::Json answer_events(const std::vector<EvaluationRow>& rows);
+faultline::Json answer_events(const std::vector<lab::EvaluationRow>& rows);
 
 }  // namespace faultline::cli

@@ -4,28 +4,24 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
+#include <iostream>
 #include <optional>
-#include <utility>
 
+#include "base/files/temporary_folder.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "cli/experiment_merge.h"
-#include "cli/experiment_output.h"
-#include "cli/experiment_workers.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
-#include "cli/ray_experiment.h"
-#include "cli/ray_options.h"
-#include "cli/temporary_folder.h"
+#include "cli/pace.h"
 #include "diagnose/examination.h"
 #include "experiment/analysis.h"
 #include "experiment/campaign.h"
-#include "experiment/small_model.h"
+#include "experiment/preparation.h"
 #include "experiment/start.h"
+#include "experiment/trial_work.h"
 #include "recipe/recipe.h"
 #include "record/document.h"
-#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
@@ -34,17 +30,17 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kDiagnosisTokens = 24;
 
-Node load_scaled(const fs::path& file, const std::string& scale, const std::vector<std::string>& overrides) {
-  std::vector<std::string> all = scale_overrides(load_recipe(file, {}), scale);
+Node read_scaled(const Node& config, const std::string& scale, const std::vector<std::string>& overrides) {
+  std::vector<std::string> all = experiment::scale_overrides(recipe::read_recipe(config, {}), scale);
   all.insert(all.end(), overrides.begin(), overrides.end());
-  return load_recipe(file, all);
+  return recipe::read_recipe(config, all);
 }
 
-using Workshop = std::optional<TemporaryFolder>;  // of the small model, where nothing goes into the output folder
+using StagingFolder = std::optional<TemporaryFolder>;  // of the small model, where nothing goes into the output folder
 
 // Scale tiny has a model of its own; scale paper has none and must be given one. -> the path that names the experiment:
 // in a dry run the small model lies elsewhere than in the run.
-std::string choose_model(Node& recipe, const ExperimentOptions& options, const fs::path& out, Workshop& workshop) {
+std::string choose_model(Node& recipe, const ExperimentOptions& options, const fs::path& out, StagingFolder& workshop) {
   const bool unnamed = recipe.at("model").as_string() == "default";
   if (options.scale == "paper" && unnamed)
     throw UsageError("--scale paper: give a model, as in model=/path/to/Qwen2.5-1.5B-Instruct");
@@ -55,25 +51,25 @@ std::string choose_model(Node& recipe, const ExperimentOptions& options, const f
     folder = workshop.emplace("small-model").path() / "model";
   }
   fs::create_directories(folder.parent_path());
-  recipe.set("model", make_small_model(folder).string());
+  recipe.set("model", experiment::make_small_model(folder).string());
   return lasting.string();
 }
 
-OrderedJson diagnose_for_experiment(LoadedModel& loaded, const std::string& method, uint64_t seed) {
+Json diagnose_for_experiment(lab::LoadedModel& loaded, const std::string& method, uint64_t seed) {
   std::vector<int64_t> tokens = loaded.tokenizer.encode(
       "A train leaves the station at nine and covers sixty miles an hour. How far has it gone at noon, and how long "
       "would a car at forty miles an hour need for the same way?");
   tokens.resize(std::min<std::size_t>(tokens.size(), kDiagnosisTokens));
-  Examiner examiner(*loaded.model, at::kCPU, seed, /*keep=*/false);
-  Examination examination;
+  diagnose::Examiner examiner(*loaded.model, at::kCPU, seed, /*keep=*/false);
+  diagnose::Examination examination;
   examination.method = method;
   examination.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
   examination.seed = seed;
-  return to_json(examiner.run(examination));
+  return diagnose::to_json(examiner.run(examination));
 }
 
-CampaignPart part_of(const ExperimentOptions& options, const ExperimentSpec& spec) {
-  CampaignPart part;
+experiment::CampaignPart part_of(const ExperimentOptions& options, const experiment::ExperimentSpec& spec) {
+  experiment::CampaignPart part;
   part.pilot = options.pilot;
   part.time_limit = options.pace.seconds();
   if (!options.arms.empty())
@@ -90,37 +86,14 @@ CampaignPart part_of(const ExperimentOptions& options, const ExperimentSpec& spe
   return part;
 }
 
-void run_here(Experiment& experiment, LoadedModel& loaded, const CampaignPart& part, const Globals& globals) {
-  const auto total = std::ssize(experiment.keys(part)), left = std::ssize(experiment.pending(part));
-  Progress bar("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
-  bool first = true;
-  ExperimentProgress progress;
-  progress.on_trial = [&](const TrialKey& key) {
-    if (!std::exchange(first, false)) bar.advance();
-    bar.set_postfix(fmt::format("{}, seed {}", key.cell, key.index));
-  };
-  experiment.run(loaded, part, progress);
-  if (!first) bar.advance();
-}
-
-void run_beside(const Experiment& experiment, int64_t jobs, const CampaignPart& part, const Globals& globals) {
-  const auto total = std::ssize(experiment.keys(part)), left = std::ssize(experiment.pending(part));
-  Progress bar("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
-  int64_t before = left;
-  run_workers({globals.arguments, jobs, experiment.folder(), [&] { return std::ssize(experiment.pending(part)); },
-               [&](int64_t now) { bar.advance(std::exchange(before, now) - now); }});
-}
-
-// -> what the cluster was and lost
-Json run_elsewhere(Experiment& experiment, RayExperiment how, const Globals& globals) {
-  const TemporaryFolder folder("experiment");
-  how.folder = folder.path();
-  const std::unique_ptr<RayCluster> cluster = open_ray();
-  const auto total = std::ssize(experiment.keys(how.part)), left = std::ssize(experiment.pending(how.part));
-  Progress bar("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
-  how.on_done = [&](int64_t count) { bar.advance(count); };
-  run_on_ray(experiment, *cluster, how);
-  return cluster->description();
+// What an interruption leaves: the store has every trial that ended.
+trials::RunnerEnd run_trials(experiment::Experiment& experiment, trials::Executor& executor,
+                             const experiment::CampaignPart& part, experiment::ExperimentRun run, Progress& bar) {
+  int64_t done = 0;
+  run.on_done = [&] { bar.advance(), ++done; };
+  const trials::RunnerEnd end = experiment::run_experiment(executor, experiment, part, run);
+  if (end.interrupted) end_interrupted(done, experiment.folder().string());
+  return end;
 }
 
 // This command again, on another machine: everything that decides a trial.
@@ -134,25 +107,41 @@ std::vector<std::string> words_for_others(const ModelOptions& given, const Exper
   return words;
 }
 
+Progress trial_bar(const experiment::Experiment& experiment, const experiment::CampaignPart& part,
+                   const Globals& globals) {
+  const auto total = std::ssize(experiment.keys(part)), left = std::ssize(experiment.pending(part));
+  return Progress("trials", total, {.unit = "trial", .already_done = total - left, .quiet = globals.quiet});
+}
+
+// Asked by lines on standard input; its standard output is the answers' alone.
+ExitCode work_for_experiment(experiment::Experiment& experiment, lab::LoadedModel& loaded,
+                             const ExperimentOptions& options, const fs::path& folder) {
+  experiment::ExperimentBench bench(experiment, loaded, {});
+  std::string line;
+  while (std::getline(std::cin, line)) std::cout << bench.answer(line) << "\n" << std::flush;
+  if (!options.folder.empty()) experiment::offer_run(folder);
+  return ExitCode::kOk;
+}
+
 // The design is of the whole pilot, whichever part of it this command ran.
-ExitCode finish_pilot(const Experiment& experiment, const Globals& globals) {
+ExitCode finish_pilot(const experiment::Experiment& experiment, const Globals& globals) {
   const int64_t left = std::ssize(experiment.pending({.arms = {}, .seeds = {}, .pilot = true}));
   const std::string folder = experiment.folder().string();
   if (left > 0)
     show_left(left, folder, globals);
   else
-    show_design(write_design(experiment.spec(), experiment.folder()), folder, globals);
+    show_design(experiment::write_design(experiment.spec(), experiment.folder()), folder, globals);
   return ExitCode::kOk;
 }
 
-ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t merged, const Json& ray,
-                const Globals& globals) {
+ExitCode finish(const experiment::Experiment& experiment, const experiment::CampaignPart& part, int64_t merged,
+                const Json& ray, const Globals& globals) {
   experiment.check_trials();  // workers may have found other files than this process did
   if (part.pilot) return finish_pilot(experiment, globals);
   const int64_t left = std::ssize(experiment.pending(part));
-  Json analysis = analyse(experiment.spec(), experiment.folder());
+  Json analysis = experiment::analyse(experiment.spec(), experiment.folder());
   if (!ray.is_null()) analysis["ray"] = ray;
-  write_document(experiment.folder() / "analysis.json", "experiment", analysis);
+  record::write_document(experiment.folder() / "analysis.json", "experiment", analysis);
   show_analysis(analysis, experiment.folder().string(), left, merged, globals);
   for (const Json& row : analysis["arms"])
     if (row["evidence_missing"].get<int64_t>() > 0)
@@ -164,8 +153,8 @@ ExitCode finish(const Experiment& experiment, const CampaignPart& part, int64_t 
   return ExitCode::kOk;
 }
 
-void check_pilot(const Experiment& experiment, const CampaignPart& part) {
-  const ExperimentSpec& spec = experiment.spec();
+void check_pilot(const experiment::Experiment& experiment, const experiment::CampaignPart& part) {
+  const experiment::ExperimentSpec& spec = experiment.spec();
   const fs::path& folder = experiment.folder();
   if (spec.contrasts.empty())
     throw UsageError("--pilot: the recipe names neither contrasts nor a control: there is no difference to measure");
@@ -173,7 +162,7 @@ void check_pilot(const Experiment& experiment, const CampaignPart& part) {
     throw UsageError(fmt::format("--pilot --arms: the pilot trains '{}' and '{}' alone, the arms of the first contrast",
                                  spec.contrasts.front().arm, spec.contrasts.front().against));
   if (!fs::exists(folder / "design.json")) return;
-  if (read_document(folder / "design.json", "experiment_design").at("pilot").is_null())
+  if (record::read_document(folder / "design.json", "experiment_design").at("pilot").is_null())
     throw UsageError(fmt::format("--pilot: {}: the design was written without a pilot and is frozen; use another --out",
                                  folder.string()));
 }
@@ -217,10 +206,11 @@ void add_experiment_options(CLI::App& command, ExperimentOptions& options) {
 }
 
 ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptions& options,
-                                const fs::path& recipe_file, const std::vector<std::string>& overrides,
-                                const fs::path& out, const Globals& globals) {
-  Workshop workshop;
-  Node recipe = load_scaled(recipe_file, options.scale, overrides);
+                                const fs::path& recipe_file, const Node& config,
+                                const std::vector<std::string>& overrides, const fs::path& out,
+                                const Globals& globals) {
+  StagingFolder workshop;
+  Node recipe = read_scaled(config, options.scale, overrides);
   const std::string named = choose_model(recipe, options, out, workshop);
   ModelOptions model = given;
   model.model = recipe.at("model").as_string();
@@ -230,41 +220,50 @@ ExitCode run_experiment_command(const ModelOptions& given, const ExperimentOptio
   if (!options.merge.empty() && (options.pilot || options.again))
     throw UsageError(
         fmt::format("--merge takes trials, --{} runs some; one of them", options.pilot ? "pilot" : "again"));
-  const std::string hash = json_hash({experiment_identity(recipe, given.dtype), named});
+  const std::string hash = record::json_hash({experiment::experiment_identity(recipe, given.dtype), named});
   const fs::path folder = !options.folder.empty() ? fs::path(options.folder)
                                                   : out / fmt::format("{}-{}-{}", recipe_file.stem().string(),
                                                                       options.scale, hash.substr(0, 8));
   Adopted adopted(folder, options.merge);
-  Experiment experiment(recipe, given.dtype, folder, as_record(versions_json()));
-  const CampaignPart part = part_of(options, experiment.spec());
+  experiment::Experiment experiment(recipe, given.dtype, folder, maker_of(globals));
+  const experiment::CampaignPart part = part_of(options, experiment.spec());
   if (options.pilot) check_pilot(experiment, part);
   if (options.dry_run) return show_dry_run(experiment, part, options.again, open_model(model, globals), globals);
   int64_t merged = 0;
+  const TemporaryFolder tasks("experiment");
   {
-    LoadedModel loaded = open_model(model, globals);
-    ExperimentProgress progress;
+    lab::LoadedModel loaded = open_model(model, globals);
+    experiment::ExperimentProgress progress;
     progress.on_line = [&](const std::string& line) {
-      if (!globals.quiet && !globals.json) print_now(line + "\n");
+      if (!globals.quiet && !globals.json && !options.worker) print_now(line + "\n");
     };
     experiment.open(loaded, diagnose_for_experiment, progress);
-    write_provenance(folder, globals, &loaded);
-    if (!options.pilot && !options.worker) (void)write_design(experiment.spec(), folder);
+    record::write_provenance(folder, maker_of(globals, &loaded));
+    if (!options.pilot && !options.worker) (void)experiment::write_design(experiment.spec(), folder);
     merged = merge_folders(experiment, options.merge, adopted);
     if (options.again && !options.worker) experiment.try_again(part);
-    if (options.worker) {
-      experiment.run(loaded, part, {});
-      if (!options.folder.empty()) offer_run(folder);
-      return ExitCode::kOk;
+    if (options.worker) return work_for_experiment(experiment, loaded, options, folder);
+    if (options.merge.empty() && jobs == 1 && !on_ray) {
+      Progress bar = trial_bar(experiment, part, globals);
+      experiment::ExperimentProgress steps;
+      steps.on_trial = [&](const record::TrialKey& key) {
+        bar.set_postfix(fmt::format("{}, seed {}", key.cell, key.index));
+      };
+      experiment::ExperimentBench here(experiment, loaded, steps);
+      const auto executor = open_executor(options.pace, [&](const std::string& line) { return here.answer(line); });
+      (void)run_trials(experiment, *executor, part, {tasks.path(), {}, false, {}}, bar);
     }
-    if (options.merge.empty() && jobs == 1 && !on_ray) run_here(experiment, loaded, part, globals);
   }
   Json ray;
-  if (options.merge.empty() && on_ray)
-    ray = run_elsewhere(experiment, {{}, words_for_others(given, options, recipe_file, overrides, globals), part, {}},
-                        globals);
-  else if (options.merge.empty() && jobs > 1)
-    run_beside(experiment, jobs, part, globals);
-  if (experiment.pending({}).empty()) remove_starts(folder);
+  if (options.merge.empty() && (on_ray || jobs > 1)) {
+    const std::unique_ptr<trials::Executor> executor = open_executor(options.pace);
+    Progress bar = trial_bar(experiment, part, globals);
+    const std::vector<std::string> words =
+        on_ray ? words_for_others(given, options, recipe_file, overrides, globals) : globals.arguments;
+    const trials::RunnerEnd end = run_trials(experiment, *executor, part, {tasks.path(), words, on_ray, {}}, bar);
+    ray = cluster_json(*executor, end.lost);
+  }
+  if (experiment.pending({}).empty()) experiment::remove_starts(folder);
   return finish(experiment, part, merged, ray, globals);
 }
 

@@ -1,4 +1,4 @@
-#include "cli/experiment_merge.h"
+#include "cli/experiment_command.h"
 
 namespace faultline::cli {
 
@@ -19,8 +19,8 @@ Adopted::~Adopted() {
   for (const fs::path& file : files_) fs::remove(file, ignored);
 }
 
-int64_t merge_folders(Experiment& experiment, const std::vector<std::string>& others, Adopted& adopted) {
-  std::vector<MergeSource> sources;
+int64_t merge_folders(experiment::Experiment& experiment, const std::vector<std::string>& others, Adopted& adopted) {
+  std::vector<experiment::MergeSource> sources;
   for (const std::string& other : others) sources.push_back({other, "--merge " + other});
   experiment.check_merge(sources);
   adopted.keep();

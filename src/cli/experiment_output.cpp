@@ -1,13 +1,10 @@
-#include "cli/experiment_output.h"
-
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "base/text.h"
+#include "cli/experiment_command.h"
 #include "cli/output.h"
-#include "experiment/training_run.h"
-#include "record/json_text.h"
+#include "lab/training_run.h"
 
 namespace faultline::cli {
 namespace {
@@ -137,10 +134,10 @@ std::string design_text(const Json& design) {
 }
 
 // Refuses what a trial of the arm would be refused for. -> what its training will cost
-Json check_arm(LoadedModel& loaded, const Arm& arm, const Node& recipe) {
+Json check_arm(lab::LoadedModel& loaded, const experiment::Arm& arm, const Node& recipe) {
   try {
-    Json prediction = TrainingRun(loaded, read_training(recipe)).prediction();
-    for (Linear* linear : loaded.model->linears()) linear->adapter = {};  // the next arm may have none
+    Json prediction = lab::TrainingRun(loaded, lab::read_training(recipe)).prediction();
+    for (model::Linear* linear : loaded.model->linears()) linear->adapter = {};  // the next arm may have none
     return prediction;
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("arm '{}': {}", arm.name, error.what()));
@@ -193,19 +190,19 @@ void show_analysis(const Json& analysis, const std::string& folder, int64_t left
   print(fmt::format("record: {}\n", folder));
 }
 
-ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, bool again, LoadedModel loaded,
-                      const Globals& globals) {
-  OrderedJson arms = OrderedJson::object();
+ExitCode show_dry_run(const experiment::Experiment& experiment, const experiment::CampaignPart& part, bool again,
+                      lab::LoadedModel loaded, const Globals& globals) {
+  Json arms = Json::object();
   Json prediction;
-  const ExperimentSpec& spec = experiment.spec();
-  for (const Arm& arm : spec.arms) {
+  const experiment::ExperimentSpec& spec = experiment.spec();
+  for (const experiment::Arm& arm : spec.arms) {
     const Node recipe = experiment.trial_recipe({arm.name, 0});
     arms[arm.name] = to_json(recipe);
-    if (reads_verdict(recipe)) continue;  // there is none yet
+    if (experiment::reads_verdict(recipe)) continue;  // there is none yet
     if (prediction.is_null())
       prediction = check_arm(loaded, arm, recipe);
     else
-      (void)read_training(recipe);  // a step of every arm would take minutes on a CPU
+      (void)lab::read_training(recipe);  // a step of every arm would take minutes on a CPU
   }
   const int64_t trials = std::ssize(experiment.keys(part)),
                 left = std::ssize(experiment.pending(part)) + (again ? experiment.unproven(part) : 0);
@@ -223,8 +220,8 @@ ExitCode show_dry_run(const Experiment& experiment, const CampaignPart& part, bo
   }
   print(fmt::format("{} arms x {} seeds: {} trials, {} left; record: {}\n", spec.arms.size(), spec.seeds, trials, left,
                     experiment.folder().string()));
-  for (const Arm& arm : spec.arms) print(fmt::format("  {}: {}\n", arm.name, joined(arm.overrides, " ")));
-  for (const Contrast& contrast : spec.contrasts)
+  for (const experiment::Arm& arm : spec.arms) print(fmt::format("  {}: {}\n", arm.name, joined(arm.overrides, " ")));
+  for (const experiment::Contrast& contrast : spec.contrasts)
     print(fmt::format("  contrast {}: {} - {}\n", contrast.name, contrast.arm, contrast.against));
   if (prediction.is_null()) return ExitCode::kOk;
   print(fmt::format("memory {:.2f} GiB; a trial at most about {}, all that are left {} in one process\n",

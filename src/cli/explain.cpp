@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
-#include "base/schedule.h"
-#include "base/schema_data.h"
+#include "base/config/schema_data.h"
+#include "base/json.h"
+#include "base/schedule/schedule.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "numeric/rule.h"
-#include "record/json_text.h"
 #include "task/task.h"
 
 namespace faultline::cli {
@@ -20,7 +19,7 @@ namespace {
 std::string example_yaml(const std::string& short_form, const std::string& name) {
   Node rule = Node::map();
   rule.set("name", name);
-  Node expanded = expand_short_form(short_form);
+  Node expanded = numeric::expand_short_form(short_form);
   if (!expanded.find("where")) {  // a recipe must say it, the short form for `apply` must not
     expanded.set("where", Node::map());
     expanded.find("where")->set("operator", "matmul");
@@ -31,18 +30,19 @@ std::string example_yaml(const std::string& short_form, const std::string& name)
   return to_yaml(rule);
 }
 
-OrderedJson parameter_json(const ParameterInfo& info) {
+Json parameter_json(const numeric::ParameterInfo& info) {
   return {{"name", info.name},
           {"type", describe(info.schema)},
           {"required", info.required},
-          {"default", info.default_value ? to_json(*info.default_value) : OrderedJson()},
+          {"default", info.default_value ? to_json(*info.default_value) : Json()},
           {"meaning", info.meaning}};
 }
 
-OrderedJson explain_fault(const KindInfo& info) {
-  OrderedJson json = {{"name", info.name}, {"is", "fault"}, {"summary", info.summary}, {"formula", info.formula}};
-  json["parameters"] = OrderedJson::array();
-  for (const ParameterInfo& parameter : info.parameters) json["parameters"].push_back(parameter_json(parameter));
+Json explain_fault(const numeric::KindInfo& info) {
+  Json json = {{"name", info.name}, {"is", "fault"}, {"summary", info.summary}, {"formula", info.formula}};
+  json["parameters"] = Json::array();
+  for (const numeric::ParameterInfo& parameter : info.parameters)
+    json["parameters"].push_back(parameter_json(parameter));
   json["short_form"] = info.example;
   json["yaml"] = example_yaml(info.example, "my_" + info.name);
   json["note"] = info.note;
@@ -50,28 +50,28 @@ OrderedJson explain_fault(const KindInfo& info) {
 }
 
 // The parameters of `quantize` that this format takes.
-bool takes(const FormatInfo& format, const std::string& parameter) {
-  const bool integer = format.kind == FormatKind::kInt, bfp = format.kind == FormatKind::kBfp;
+bool takes(const numeric::FormatInfo& format, const std::string& parameter) {
+  const bool integer = format.kind == numeric::FormatKind::kInt, bfp = format.kind == numeric::FormatKind::kBfp;
   if (parameter == "format") return false;
   if (parameter == "granularity") {
-    return integer || format.kind == FormatKind::kFp8E4m3 || format.kind == FormatKind::kFp8E5m2;
+    return integer || format.kind == numeric::FormatKind::kFp8E4m3 || format.kind == numeric::FormatKind::kFp8E5m2;
   }
   if (parameter == "block") return integer || bfp;
   if (parameter == "bits") return bfp;
   if (parameter == "scheme") return integer;
-  if (parameter == "scale_floor") return format.kind == FormatKind::kNvfp4 || format.kind == FormatKind::kNvfp4Single;
+  if (parameter == "scale_floor")
+    return format.kind == numeric::FormatKind::kNvfp4 || format.kind == numeric::FormatKind::kNvfp4Single;
   return true;
 }
 
-OrderedJson explain_format(const FormatInfo& info) {
-  const KindInfo& quantize = kind_info(FaultKind::kQuantize);
-  OrderedJson json = {
-      {"name", info.name}, {"is", "format"}, {"summary", quantize.summary}, {"formula", quantize.formula}};
+Json explain_format(const numeric::FormatInfo& info) {
+  const numeric::KindInfo& quantize = numeric::kind_info(numeric::FaultKind::kQuantize);
+  Json json = {{"name", info.name}, {"is", "format"}, {"summary", quantize.summary}, {"formula", quantize.formula}};
   json["block"] = info.block;
   json["scale"] = info.scale;
   json["element"] = info.element;
-  json["parameters"] = OrderedJson::array();
-  for (const ParameterInfo& parameter : quantize.parameters) {
+  json["parameters"] = Json::array();
+  for (const numeric::ParameterInfo& parameter : quantize.parameters) {
     if (takes(info, parameter.name)) json["parameters"].push_back(parameter_json(parameter));
   }
   const std::string example = fmt::format("quantize(format={}) @ operator=matmul,surface=weight", info.name);
@@ -81,16 +81,15 @@ OrderedJson explain_format(const FormatInfo& info) {
   return json;
 }
 
-OrderedJson explain_schedule(const ScheduleInfo& info) {
-  OrderedJson json = {
-      {"name", info.name}, {"is", "schedule"}, {"summary", "strength by step"}, {"formula", info.formula}};
-  json["parameters"] = OrderedJson::array();
+Json explain_schedule(const ScheduleInfo& info) {
+  Json json = {{"name", info.name}, {"is", "schedule"}, {"summary", "strength by step"}, {"formula", info.formula}};
+  json["parameters"] = Json::array();
   for (const ScheduleParameter& parameter : info.parameters) {
     json["parameters"].push_back(
         {{"name", parameter.name},
          {"type", parameter.type + ", " + parameter.range},
          {"required", parameter.default_value == "none"},
-         {"default", parameter.default_value == "none" ? OrderedJson() : OrderedJson(parameter.default_value)},
+         {"default", parameter.default_value == "none" ? Json() : Json(parameter.default_value)},
          {"meaning", parameter.meaning}});
   }
   json["short_form"] = info.example;
@@ -101,10 +100,10 @@ OrderedJson explain_schedule(const ScheduleInfo& info) {
   return json;
 }
 
-OrderedJson explain_task(const TaskInfo& info) {
-  OrderedJson json = {{"name", info.name}, {"is", "task"}, {"summary", info.summary}};
+Json explain_task(const task::TaskInfo& info) {
+  Json json = {{"name", info.name}, {"is", "task"}, {"summary", info.summary}};
   json["formula"] = "reward 1 if the last '#### N' of the response's last 300 characters is the answer, else 0";
-  json["parameters"] = OrderedJson::array();
+  json["parameters"] = Json::array();
   for (const SchemaField& field : info.options.data().fields) {
     json["parameters"].push_back(parameter_json(
         {field.name, field.schema, field.options.default_value, field.options.doc, field.options.required}));
@@ -117,24 +116,24 @@ OrderedJson explain_task(const TaskInfo& info) {
 
 std::vector<std::string> known_names() {
   std::vector<std::string> known;
-  for (const KindInfo& info : kind_infos()) known.push_back(info.name);
-  for (const FormatInfo& info : format_infos()) known.push_back(info.name);
+  for (const numeric::KindInfo& info : numeric::kind_infos()) known.push_back(info.name);
+  for (const numeric::FormatInfo& info : numeric::format_infos()) known.push_back(info.name);
   for (const ScheduleInfo& info : schedule_infos()) known.push_back(info.name);
-  for (const TaskInfo& info : task_infos()) known.push_back(info.name);
+  for (const task::TaskInfo& info : task::task_infos()) known.push_back(info.name);
   return known;
 }
 
-OrderedJson find_entry(const std::string& name) {
-  for (const KindInfo& info : kind_infos()) {
+Json find_entry(const std::string& name) {
+  for (const numeric::KindInfo& info : numeric::kind_infos()) {
     if (info.name == name) return explain_fault(info);
   }
-  for (const FormatInfo& info : format_infos()) {
+  for (const numeric::FormatInfo& info : numeric::format_infos()) {
     if (info.name == name) return explain_format(info);
   }
   for (const ScheduleInfo& info : schedule_infos()) {
     if (info.name == name) return explain_schedule(info);
   }
-  for (const TaskInfo& info : task_infos()) {
+  for (const task::TaskInfo& info : task::task_infos()) {
     if (info.name == name) return explain_task(info);
   }
   const std::string hint = did_you_mean(name, known_names());
@@ -152,7 +151,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-std::string entry_text(const OrderedJson& entry) {
+std::string entry_text(const Json& entry) {
   const auto word = [&](const char* key) { return entry[key].get<std::string>(); };
   std::string text = fmt::format("{} ({}): {}\n  {}\n", styled(Style::kHeading, word("name")), word("is"),
                                  word("summary"), word("formula"));
@@ -161,8 +160,8 @@ std::string entry_text(const OrderedJson& entry) {
   }
   text += "\n" + styled(Style::kHeading, "Parameters") + "\n";
   std::vector<std::vector<std::string>> rows;
-  for (const OrderedJson& parameter : entry["parameters"]) {
-    const OrderedJson& value = parameter["default"];
+  for (const Json& parameter : entry["parameters"]) {
+    const Json& value = parameter["default"];
     const std::string fallback =
         value.is_null() ? "" : "default " + (value.is_string() ? value.get<std::string>() : value.dump());
     rows.push_back({"  " + parameter["name"].get<std::string>(),
@@ -190,7 +189,7 @@ void add_explain(CLI::App& app, const Globals& globals, Run& run) {
       "Global options: see `faultline --help`.");
   command->callback([&run, &globals, name] {
     run = [&globals, name] {
-      const OrderedJson entry = find_entry(*name);
+      const Json entry = find_entry(*name);
       if (globals.json) {
         print_json(entry);
       } else {

@@ -6,13 +6,11 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "lab/injection.h"
-#include "record/json_text.h"
-#include "site/phase_guard.h"
 #include "task/evaluate.h"
 
 namespace faultline::cli {
@@ -25,16 +23,16 @@ struct GenerateCommand : ModelOptions {
 
 struct Text {
   std::string text;
-  Completion completion;
+  model::Completion completion;
   double seconds = 0;
 };
 
-Request make_request(const GenerateCommand& options, const Globals& globals, const LoadedModel& loaded) {
+model::Request make_request(const GenerateCommand& options, const Globals& globals, const lab::LoadedModel& loaded) {
   if (options.prompt.empty())
     throw UsageError("the prompt is empty; give a text, e.g. faultline generate \"Why is the sky blue?\"");
-  Request request;
+  model::Request request;
   request.prompt =
-      options.raw ? loaded.tokenizer.encode(options.prompt) : prompt_tokens(loaded.tokenizer, options.prompt);
+      options.raw ? loaded.tokenizer.encode(options.prompt) : task::prompt_tokens(loaded.tokenizer, options.prompt);
   request.max_new_tokens = static_cast<int64_t>(parse_count("--max-new-tokens", options.tokens, 1, 1 << 20));
   request.key = globals.seed();
   request.sampling = {parse_number("--temperature", options.temperature, 0, 100),
@@ -43,12 +41,12 @@ Request make_request(const GenerateCommand& options, const Globals& globals, con
   return request;
 }
 
-Text speak(const LoadedModel& loaded, const Request& request, bool show) {
-  StreamDecoder decoder(loaded.tokenizer);
+Text answer_prompt(const lab::LoadedModel& loaded, const model::Request& request, bool show) {
+  model::StreamDecoder decoder(loaded.tokenizer);
   Text result;
-  GenerateOptions options;
+  model::GenerateOptions options;
   options.slots = 1;
-  options.end_tokens = all_end_tokens(*loaded.model, loaded.tokenizer);
+  options.end_tokens = task::all_end_tokens(*loaded.model, loaded.tokenizer);
   const auto add = [&](const std::string& piece) {
     result.text += piece;
     if (show) print_now(piece);
@@ -56,7 +54,7 @@ Text speak(const LoadedModel& loaded, const Request& request, bool show) {
   options.on_tokens = [&](std::size_t, const std::vector<int64_t>& fresh) {
     for (const int64_t token : fresh) add(decoder.push(token));
   };
-  Generator generator(*loaded.model, options);
+  model::Generator generator(*loaded.model, options);
   const auto start = std::chrono::steady_clock::now();
   result.completion = generator.run({request}).front();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -65,7 +63,7 @@ Text speak(const LoadedModel& loaded, const Request& request, bool show) {
   return result;
 }
 
-OrderedJson text_json(const Text& text) {
+Json text_json(const Text& text) {
   const auto count = static_cast<double>(text.completion.tokens.size());
   return {{"text", text.text},
           {"tokens", text.completion.tokens},
@@ -74,40 +72,39 @@ OrderedJson text_json(const Text& text) {
           {"tokens_per_second", count / text.seconds}};
 }
 
-std::size_t first_difference(const Completion& a, const Completion& b) {
+std::size_t first_difference(const model::Completion& a, const model::Completion& b) {
   const auto [left, right] = std::mismatch(a.tokens.begin(), a.tokens.end(), b.tokens.begin(), b.tokens.end());
   return static_cast<std::size_t>(left - a.tokens.begin());
 }
 
 ExitCode generate(const GenerateCommand& options, const Globals& globals) {
-  const std::vector<Rule> rules = read_faults(options.faults);
-  LoadedModel loaded = open_model(options, globals);
-  const Request request = make_request(options, globals, loaded);
+  const std::vector<numeric::Rule> rules = read_faults(options.faults);
+  lab::LoadedModel loaded = open_model(options, globals);
+  const model::Request request = make_request(options, globals, loaded);
   const bool show = !globals.json;
-  std::unique_ptr<Injection> injection;
+  std::unique_ptr<lab::Injection> injection;
   if (!rules.empty()) {
-    PlanSpec plan = read_plan_spec(recipe_of_rules(rules, globals.seed()));
-    injection = std::make_unique<Injection>(std::move(plan), *loaded.model, Phase::kRollout, 1);
+    recipe::PlanSpec plan = recipe::read_plan_spec(recipe::recipe_of_rules(rules, globals.seed()));
+    injection = std::make_unique<lab::Injection>(std::move(plan), *loaded.model, site::Phase::kRollout, 1);
     injection->self_check();
     if (show && !globals.quiet) print(styled(Style::kHeading, "clean") + "\n");
   }
-  const PhaseGuard phase(Phase::kRollout);
-  const Text clean = speak(loaded, request, show);
-  OrderedJson json = {{"command", "generate"},
-                      {"model", loaded.path.string()},
-                      {"prompt", options.prompt},
-                      {"seed", globals.seed()},
-                      {"clean", text_json(clean)}};
+  const Text clean = answer_prompt(loaded, request, show);
+  Json json = {{"command", "generate"},
+               {"model", loaded.path.string()},
+               {"prompt", options.prompt},
+               {"seed", globals.seed()},
+               {"clean", text_json(clean)}};
   ExitCode code = ExitCode::kOk;
   if (injection) {
     if (show && !globals.quiet) print("\n" + styled(Style::kHeading, "with " + joined(options.faults, ", ")) + "\n");
     injection->arm();
-    const Text faulty = speak(loaded, request, show);
-    const Injection::Proof proof = injection->finish();
+    const Text faulty = answer_prompt(loaded, request, show);
+    const lab::Injection::Proof proof = injection->finish();
     const std::size_t parted = first_difference(clean.completion, faulty.completion);
     const bool same = clean.completion.tokens == faulty.completion.tokens;
     json["faulty"] = text_json(faulty);
-    json["first_different_token"] = same ? OrderedJson() : OrderedJson(parted);
+    json["first_different_token"] = same ? Json() : Json(parted);
     json["evidence"] = proof.report;
     json["complaints"] = to_json(proof.complaints);
     if (show && !globals.quiet) {

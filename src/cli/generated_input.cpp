@@ -23,7 +23,8 @@ constexpr int64_t kCopies = 4;                      // input, result, and what c
 
 at::Tensor gaussian_tensor(const GaussianRequest& request) {
   const auto element_size = static_cast<int64_t>(c10::elementSize(request.dtype));
-  const int64_t elements = checked_elements(request.sizes, std::max<int64_t>(element_size, 4), kCopies, "--shape");
+  const int64_t elements =
+      numeric::checked_elements(request.sizes, std::max<int64_t>(element_size, 4), kCopies, "--shape");
   const bool wide = request.dtype == at::kDouble;
   at::Tensor tensor = at::empty(request.sizes, wide ? at::kDouble : at::kFloat);
   void* data = tensor.mutable_data_ptr();
@@ -33,7 +34,8 @@ at::Tensor gaussian_tensor(const GaussianRequest& request) {
       const auto counter = static_cast<uint64_t>(block);
       const PhiloxWords words = philox(static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0, key);
       for (int64_t i = 4 * block; i < std::min(elements, 4 * block + 4); ++i) {
-        const double value = request.mean + request.deviation * gaussian32(words.word[i & 3], kGaussian32);
+        const double value =
+            request.mean + request.deviation * numeric::gaussian32(words.word[i & 3], numeric::kGaussian32);
         if (wide) {
           static_cast<double*>(data)[i] = value;
         } else {

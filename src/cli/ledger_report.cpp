@@ -2,11 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "cli/output.h"
 #include "numeric/apply.h"
-#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
@@ -17,16 +15,16 @@ std::string counted(double part, double whole) {
 }
 
 // `what:` in the short form, without the parameters that were left at their defaults.
-std::string rule_title(const Rule& rule) {
+std::string rule_title(const numeric::Rule& rule) {
   const Node& what = rule.source.at("what");
-  const KindInfo& info = kind_info(rule.what.kind);
+  const numeric::KindInfo& info = numeric::kind_info(rule.what.kind);
   std::string parameters;
   for (const auto& [key, value, position] : what.entries()) {
-    const auto same = [&key = key](const ParameterInfo& p) { return p.name == key; };
+    const auto same = [&key = key](const numeric::ParameterInfo& p) { return p.name == key; };
     const auto parameter = std::find_if(info.parameters.begin(), info.parameters.end(), same);
     if (parameter == info.parameters.end() || (parameter->default_value && *parameter->default_value == value))
       continue;
-    const OrderedJson json = to_json(value);
+    const Json json = to_json(value);
     parameters += fmt::format("{}{}={}", parameters.empty() ? "" : ", ", key,
                               json.is_string() ? json.get<std::string>() : json.dump());
   }
@@ -36,16 +34,16 @@ std::string rule_title(const Rule& rule) {
 
 }  // namespace
 
-LedgerReport make_report(const Rule& rule, Dtype dtype, const at::Tensor& ledger) {
-  const at::Tensor row = ledger_columns(ledger);
-  LedgerReport report{rule, read_ledger(row.const_data_ptr<double>()), {}, {}};
-  report.band = expected_strength(rule, dtype, report.numbers.sampled);
-  report.complaints = missing_evidence(rule, dtype, report.numbers);
+LedgerReport make_report(const numeric::Rule& rule, numeric::Dtype dtype, const at::Tensor& ledger) {
+  const at::Tensor row = numeric::ledger_columns(ledger);
+  LedgerReport report{rule, numeric::read_ledger(row.const_data_ptr<double>()), {}, {}};
+  report.band = numeric::expected_strength(rule, dtype, report.numbers.sampled);
+  report.complaints = numeric::missing_evidence(rule, dtype, report.numbers);
   return report;
 }
 
 std::string report_text(const LedgerReport& report) {
-  const LedgerNumbers& n = report.numbers;
+  const numeric::LedgerNumbers& n = report.numbers;
   std::vector<std::vector<std::string>> rows = {
       {"  calls", n.calls == n.active_calls
                       ? count_text(n.calls)
@@ -73,19 +71,18 @@ std::string report_text(const LedgerReport& report) {
   return text;
 }
 
-OrderedJson report_json(const LedgerReport& report) {
-  OrderedJson json = {
-      {"name", report.rule.name}, {"rule", to_json(report.rule.source)}, {"ledger", to_json(report.numbers)}};
+Json report_json(const LedgerReport& report) {
+  Json json = {
+      {"name", report.rule.name}, {"rule", to_json(report.rule.source)}, {"ledger", numeric::to_json(report.numbers)}};
   json["expected_strength"] =
-      report.band
-          ? OrderedJson{{"expected", report.band->expected}, {"low", report.band->low}, {"high", report.band->high}}
-          : OrderedJson();
+      report.band ? Json{{"expected", report.band->expected}, {"low", report.band->low}, {"high", report.band->high}}
+                  : Json();
   json["complaints"] = to_json(report.complaints);
   return json;
 }
 
 std::string digest_text(const at::Tensor& tensor) {
-  return fmt::format("{:016x}", static_cast<uint64_t>(digest(tensor).item<int64_t>()));
+  return fmt::format("{:016x}", static_cast<uint64_t>(numeric::digest(tensor).item<int64_t>()));
 }
 
 }  // namespace faultline::cli

@@ -4,26 +4,26 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "numeric/evidence.h"
 
 namespace faultline::cli {
 
 struct LedgerReport {
-  Rule rule;
-  LedgerNumbers numbers;
-  std::optional<StrengthBand> band;
+  numeric::Rule rule;
+  numeric::LedgerNumbers numbers;
+  std::optional<numeric::StrengthBand> band;
   std::vector<Complaint> complaints;  // empty: the fault happened as asked
 };
 
-LedgerReport make_report(const Rule& rule, Dtype dtype, const at::Tensor& ledger);
+LedgerReport make_report(const numeric::Rule& rule, numeric::Dtype dtype, const at::Tensor& ledger);
 
 std::string report_text(const LedgerReport& report);
-nlohmann::ordered_json report_json(const LedgerReport& report);
+Json report_json(const LedgerReport& report);
 
 std::string digest_text(const at::Tensor& tensor);  // 16 hexadecimal digits
 

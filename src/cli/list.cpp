@@ -3,9 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
-#include "base/schedule.h"
+#include "base/json.h"
+#include "base/schedule/schedule.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/output.h"
@@ -20,13 +20,14 @@ using Rows = std::vector<std::vector<std::string>>;
 
 Rows fault_rows() {
   Rows rows = {{"name", "formula", "summary"}};
-  for (const KindInfo& info : kind_infos()) rows.push_back({info.name, info.formula, info.summary});
+  for (const numeric::KindInfo& info : numeric::kind_infos()) rows.push_back({info.name, info.formula, info.summary});
   return rows;
 }
 
 Rows format_rows() {
   Rows rows = {{"name", "block", "scale", "element"}};
-  for (const FormatInfo& info : format_infos()) rows.push_back({info.name, info.block, info.scale, info.element});
+  for (const numeric::FormatInfo& info : numeric::format_infos())
+    rows.push_back({info.name, info.block, info.scale, info.element});
   return rows;
 }
 
@@ -38,18 +39,18 @@ Rows schedule_rows() {
 
 Rows operator_rows() {
   Rows rows = {{"name", "summary", "operators"}};
-  for (const Family& family : families())
+  for (const tap::Family& family : tap::families())
     rows.push_back(
         {std::string(family.name), std::string(family.summary), fmt::format("{}", fmt::join(family.operators, " "))});
   return rows;
 }
 
-std::string problem_counts(const TaskInfo& task) {
+std::string problem_counts(const task::TaskInfo& task) {
   if (task.name == "addition")
-    return fmt::format("train: {}, test: {}", addition("train", 0).size(), addition("test", 0).size());
+    return fmt::format("train: {}, test: {}", task::addition("train", 0).size(), task::addition("test", 0).size());
   if (task.name == "arithmetic") return fmt::format("{}: any number", fmt::join(task.splits, ", "));
   try {
-    return fmt::format("train: {}, test: {}", gsm8k("train").size(), gsm8k("test").size());
+    return fmt::format("train: {}, test: {}", task::gsm8k("train").size(), task::gsm8k("test").size());
   } catch (const UsageError&) {
     return "its files are missing";
   }
@@ -57,7 +58,7 @@ std::string problem_counts(const TaskInfo& task) {
 
 Rows task_rows() {
   Rows rows = {{"name", "problems", "summary"}};
-  for (const TaskInfo& task : task_infos()) rows.push_back({task.name, problem_counts(task), task.summary});
+  for (const task::TaskInfo& task : task::task_infos()) rows.push_back({task.name, problem_counts(task), task.summary});
   return rows;
 }
 
@@ -82,9 +83,9 @@ ExitCode list(const std::string& topic, const Globals& globals) {
     for (auto& row : rows) row.pop_back();
   }
   if (globals.json) {
-    auto json = nlohmann::ordered_json::array();
+    auto json = Json::array();
     for (std::size_t i = 1; i < rows.size(); ++i) {
-      nlohmann::ordered_json entry;
+      Json entry;
       for (std::size_t column = 0; column < rows[i].size(); ++column) entry[rows[0][column]] = rows[i][column];
       json.push_back(std::move(entry));
     }

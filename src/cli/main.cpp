@@ -12,8 +12,9 @@
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/output.h"
-#include "cli/reproduce.h"
-#include "model/bf16_products.h"
+#include "cli/reproduce/rerun.h"
+#include "model/product.h"
+#include "plugin/recipe_sections.h"
 
 // OpenMP's threads wait for work by spinning unless told otherwise, which ruins a machine that others use; its library
 // reads this once, while it is loaded, which is before main.
@@ -94,10 +95,24 @@ void refuse_extras(const CLI::App& app) {
                                first, hint.empty() ? "; see `faultline --help`" : hint));
 }
 
+// `faultline triage run … -- torchrun train.py`: the words behind the mark are somebody else's and are not parsed.
+int take_command(int argc, char** argv, Globals& globals) {
+  char** const end = argv + argc;
+  char** const mark = std::find_if(argv + 1, end, [](const char* word) { return std::string_view(word) == "--"; });
+  char** const triage =
+      std::find_if(argv + 1, mark, [](const char* word) { return std::string_view(word) == "triage"; });
+  if (mark == end || mark - triage < 2) return argc;
+  const std::string_view what = triage[1];
+  if (what != "run" && what != "bisect") return argc;
+  globals.command.assign(mark + 1, end);
+  return static_cast<int>(mark - argv);
+}
+
 ExitCode run_program(int argc, char** argv) {
   CLI::App app("faultline: numerical faults in tensors and models, planted, counted and found again", "faultline");
   Globals globals;
   globals.arguments.assign(argv + 1, argv + argc);
+  argc = take_command(argc, argv, globals);
   Run run;
   bool version = false, parse_only = false;
   app.fallthrough();  // global options may stand after the command
@@ -125,7 +140,8 @@ ExitCode run_program(int argc, char** argv) {
   if (parse_only) return ExitCode::kOk;
   if (version) return print_version(globals);
   if (run) {
-    if (multiplies_bf16_slowly()) multiply_bf16_in_fp32();
+    plugin::register_recipe_sections();
+    if (model::multiplies_bf16_slowly()) model::multiply_bf16_in_fp32();
     return run();
   }
   print(kIntroduction);

@@ -1,13 +1,20 @@
 #include "cli/model_options.h"
 
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <set>
 
+#include "base/error.h"
 #include "base/progress.h"
-#include "cli/device.h"
+#include "cli/command.h"
+#include "numeric/apply.h"
+#include "numeric/versions.h"
 
 namespace faultline::cli {
 
@@ -34,8 +41,8 @@ at::ScalarType model_dtype(const std::string& name) {
   throw UsageError(fmt::format("--dtype: a model computes in bf16, fp16 or fp32; got '{}'", name));
 }
 
-LoadedModel open_model(const ModelOptions& options, const Globals& globals) {
-  LoadOptions load;
+lab::LoadedModel open_model(const ModelOptions& options, const Globals& globals) {
+  lab::LoadOptions load;
   load.dtype = model_dtype(options.dtype);
   load.device = open_device(globals.device);
   constexpr int64_t kTicks = 1000;
@@ -45,20 +52,83 @@ LoadedModel open_model(const ModelOptions& options, const Globals& globals) {
     const auto now = static_cast<int64_t>(share * kTicks);
     if (now > done) progress.advance(now - done), done = now;
   };
-  return load_model(options.model, load);
+  return lab::load_model(options.model, load);
 }
 
-std::vector<Rule> read_faults(const std::vector<std::string>& texts) {
-  std::vector<Rule> rules;
+std::vector<numeric::Rule> read_faults(const std::vector<std::string>& texts) {
+  std::vector<numeric::Rule> rules;
   std::set<std::string> names;
   for (const std::string& text : texts) {
-    Rule rule = parse_rule(text, RuleUse::kInPlan);
+    numeric::Rule rule = numeric::parse_rule(text, numeric::RuleUse::kInPlan);
     const std::string name = rule.name;
     for (int i = 2; !names.insert(rule.name).second; ++i) rule.name = fmt::format("{}_{}", name, i);
     rule.source.set("name", rule.name);
     rules.push_back(std::move(rule));
   }
   return rules;
+}
+
+namespace {
+
+// Beside the libtorch_cpu.so that is loaded already: the two must be of one build.
+std::string torch_cuda_path() {
+  Dl_info info = {};
+  if (::dladdr(reinterpret_cast<void*>(&at::get_num_threads), &info) == 0 || info.dli_fname == nullptr) {
+    return "libtorch_cuda.so";
+  }
+  return (std::filesystem::path(info.dli_fname).parent_path() / "libtorch_cuda.so").string();
+}
+
+// Before anything asks torch about CUDA: it looks for its CUDA half once and remembers the answer.
+void load_torch_cuda() {
+  const std::string path = torch_cuda_path();
+  if (::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
+  const std::string first = ::dlerror();
+  if (::dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
+  throw RuntimeFailure(
+      fmt::format("--device cuda: this torch has no usable CUDA half ({}); use --device cpu or "
+                  "install the CUDA build of torch",
+                  first));
+}
+
+}  // namespace
+
+c10::Device open_device(const std::string& name) {
+  if (name == "cpu") return c10::Device(c10::kCPU);
+  const std::string type = name.substr(0, name.find(':'));
+  if (type == "npu" || type == "xpu" || type == "hpu" || type == "mtia" || type == "mps" || type == "privateuseone") {
+    throw UsageError(
+        fmt::format("--device {}: this program has no backend for {}; a backend of torch is loaded by importing it in "
+                    "Python: python -m faultline.selftest --device {}",
+                    name, type, name));
+  }
+  if (name != "cuda" && !name.starts_with("cuda:")) {
+    throw UsageError(fmt::format("--device: wanted cpu, cuda or cuda:INDEX, got '{}'", name));
+  }
+  const uint64_t index = name == "cuda" ? 0 : parse_count("--device cuda:INDEX", name.substr(5), 0, 127);
+  if (!numeric::has_cuda_kernels()) {
+    throw RuntimeFailure(
+        "--device cuda: this program was built without nvcc and has no CUDA kernels; use --device cpu");
+  }
+  load_torch_cuda();
+  const int64_t count = at::globalContext().hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
+  if (count == 0) throw RuntimeFailure("--device cuda: no CUDA device was found; use --device cpu");
+  if (index >= static_cast<uint64_t>(count)) {
+    throw RuntimeFailure(fmt::format("--device {}: this machine has {} CUDA devices, numbered from 0", name, count));
+  }
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+std::string dtype_option(at::ScalarType type) {
+  return type == at::kBFloat16 ? "bf16" : type == at::kHalf ? "fp16" : "fp32";
+}
+
+record::Maker maker_of(const Globals& globals, const lab::LoadedModel* loaded) {
+  record::Maker maker{.versions = numeric::versions(), .command = globals.arguments};
+  if (loaded == nullptr) return maker;
+  maker.model = record::describe_model(loaded->path, dtype_option(loaded->model->options().dtype().toScalarType()));
+  maker.device = loaded->model->device().str();
+  return maker;
 }
 
 }  // namespace faultline::cli

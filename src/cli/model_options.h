@@ -1,12 +1,15 @@
 // Options of the commands that run a model: which model, how it computes, which faults.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
 #include "lab/loaded_model.h"
 #include "numeric/rule.h"
+#include "record/run_record.h"
 
 namespace faultline::cli {
 
@@ -19,10 +22,20 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 void add_fault_option(CLI::App& command, ModelOptions& options, const char* text);
 
 // With a progress line unless quiet.
-LoadedModel open_model(const ModelOptions& options, const Globals& globals);
+lab::LoadedModel open_model(const ModelOptions& options, const Globals& globals);
 at::ScalarType model_dtype(const std::string& name);
+std::string dtype_option(at::ScalarType type);  // as --dtype writes it
+
+// This command, as records name their maker.
+record::Maker maker_of(const Globals& globals, const lab::LoadedModel* loaded = nullptr);
 
 // Faults as they were typed -> rules with names that differ.
-std::vector<Rule> read_faults(const std::vector<std::string>& texts);
+std::vector<numeric::Rule> read_faults(const std::vector<std::string>& texts);
+
+// The device a command works on. The program is linked without torch_cuda, so that it starts at once and runs where
+// there is none; asking for a GPU loads it.
+
+// "cpu", "cuda", "cuda:1". UsageError for another name; RuntimeFailure where CUDA was asked for and is not there.
+c10::Device open_device(const std::string& name);
 
 }  // namespace faultline::cli

@@ -9,7 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <nlohmann/json.hpp>
+
+#include "base/json.h"
 
 namespace faultline::cli {
 namespace {
@@ -34,9 +35,7 @@ void print_now(std::string_view text) {
   if (write_error == 0 && std::fflush(stdout) != 0) write_error = errno;
 }
 
-void print_json(const nlohmann::ordered_json& json) {
-  print(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
-}
+void print_json(const Json& json) { print(to_json_text(json, 2) + "\n"); }
 
 ExitCode finish_output() {
   if (write_error == 0 && std::fflush(stdout) != 0) write_error = errno;
@@ -87,24 +86,6 @@ std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share);
 
 std::string share_text(double part, double whole) {
   return whole > 0 ? fmt::format("{:.4g} %", 100 * part / whole) : std::string("-");
-}
-
-std::string shell_quoted(const std::string& argument) {
-  const auto plain = [](unsigned char c) { return std::isalnum(c) != 0 || std::strchr("_./:=,+-@%", c) != nullptr; };
-  if (!argument.empty() && std::all_of(argument.begin(), argument.end(), plain)) return argument;
-  std::string quoted = "'";
-  for (const char c : argument) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
-std::vector<std::string> comma_separated(const std::string& text) {
-  std::vector<std::string> words;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
 }
 
 std::string joined(const std::vector<std::string>& parts, std::string_view separator) {

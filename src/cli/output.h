@@ -2,18 +2,19 @@
 // disk) instead of dying from it; colour marks only headings and verdicts, so that nothing is lost without it.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
+#include "base/text.h"
 
 namespace faultline::cli {
 
 void print(std::string_view text);
 void print_now(std::string_view text);  // and flushed: for text that appears as it is made
-void print_json(const nlohmann::ordered_json& json);
+void print_json(const Json& json);
 // Flushes. kOk, also where the reader went away; kRuntime, with a sentence, where the output could not be written.
 ExitCode finish_output();
 
@@ -27,8 +28,6 @@ std::string table(const std::vector<std::vector<std::string>>& rows);
 std::string number_text(double value);              // six significant digits
 std::string percent(double share);                  // "12.5 %"
 std::string share_text(double part, double whole);  // "12.5 %"
-std::string shell_quoted(const std::string& argument);
-std::vector<std::string> comma_separated(const std::string& text);
 std::string joined(const std::vector<std::string>& parts, std::string_view separator);
 
 }  // namespace faultline::cli

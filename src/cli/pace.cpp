@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/ray_options.h"
+#include "trials/ray_executor.h"
 
 namespace faultline::cli {
 namespace {
@@ -37,6 +37,12 @@ double parse_duration(const std::string& option, const std::string& text) {
   return seconds;
 }
 
+bool wants_ray(const std::string& executor) {
+  if (executor != "local" && executor != "ray")
+    throw UsageError(fmt::format("--executor: wanted local or ray, got '{}'", executor));
+  return executor == "ray";
+}
+
 }  // namespace
 
 int Pace::job_count() const { return static_cast<int>(parse_count("--jobs", jobs, 1, 64)); }
@@ -61,6 +67,62 @@ void add_pace_options(CLI::App& command, Pace& pace, const char* group) {
       ->group(group)
       ->type_name("DURATION")
       ->capture_default_str();
+}
+
+void add_executor_option(CLI::App& command, std::string& executor, const char* group) {
+  offer(command.add_option("--executor", executor, "where trials run: local, or ray: as tasks of a cluster")
+            ->group(group)
+            ->capture_default_str()
+            ->type_name("NAME"),
+        {"local", "ray"});
+}
+
+void add_launch_options(CLI::App& command, LaunchOptions& options, const char* group) {
+  command
+      .add_option("--launcher", options.launcher,
+                  "who starts ranks that are processes: local, ssh, srun, mpirun, torchrun, or a command line with "
+                  "{command}, or {quoted} for a shell, and {host}, {rank}, {ranks}, {nodes}, {hosts}, {per_host}")
+      ->group(group)
+      ->capture_default_str()
+      ->type_name("NAME");
+  command.add_option("--hosts", options.hosts, "machines for the ranks, which are given to them in blocks")
+      ->group(group)
+      ->type_name("A,B,…");
+  command
+      .add_option("--address", options.address, "of this machine, for the ranks; default: as seen from the first host")
+      ->group(group)
+      ->type_name("IP");
+}
+
+// A task without num_gpus sees none, or all of them the first.
+void refuse_gpus_on_ray(const std::string& device) {
+  if (device != "cpu")
+    throw UsageError(
+        "--executor ray: its tasks ask for processors, not for GPUs; use --device cpu, or --executor local");
+}
+
+std::unique_ptr<trials::Executor> open_executor(const Pace& pace,
+                                                std::function<std::string(const std::string& line)> serve) {
+  if (pace.on_ray()) return trials::ray_executor();
+  const int jobs = pace.job_count();
+  return jobs == 1 && serve ? trials::in_process_executor(std::move(serve)) : trials::local_executor(jobs);
+}
+
+Json cluster_json(const trials::Executor& executor, int64_t lost) {
+  Json json = executor.description();
+  if (!json.is_null()) json["lost"] = lost;
+  return json;
+}
+
+std::string cluster_sentence(const Json& cluster) {
+  if (cluster.is_null()) return "";
+  return fmt::format("on {} machines; {} trials were lost with their worker and run again\n",
+                     cluster["nodes"].get<int64_t>(), cluster["lost"].get<int64_t>());
+}
+
+void end_interrupted(int64_t done, const std::string& kept_in) {
+  throw RuntimeFailure(
+      fmt::format("interrupted; {} trials of this call are kept in {}, and the same command goes on", done, kept_in));
 }
 
 }  // namespace faultline::cli

@@ -6,29 +6,31 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/override.h"
+#include "base/config/override.h"
+#include "base/config/schema_data.h"
+#include "base/files/file.h"
+#include "base/json.h"
+#include "base/machine.h"
 #include "base/progress.h"
-#include "base/schema_data.h"
 #include "cli/command.h"
-#include "cli/device.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
-#include "race/golden.h"
+#include "cli/pace.h"
+#include "race/checks.h"
 #include "race/run.h"
 #include "race/run_processes.h"
 #include "race/selftest.h"
-#include "record/atomic_file.h"
 
 namespace faultline::cli {
 namespace {
 
 struct RaceOptions {
-  std::string recipe, transport = "threads", out, write_golden, join, trial;
+  std::string recipe, transport = "threads", out, write_golden, join, host, trial;
   std::string ranks_text = "4", faults_text = "0";
   std::vector<std::string> overrides;
+  LaunchOptions launch;
   bool selftest = false, full = false, overhead = false;
 };
 
@@ -69,7 +71,7 @@ void print_result(const race::RunResult& result, const race::Config& config, boo
   if (globals.json) {
     Json json = race::to_json(result, config);
     if (overhead) json["overhead"] = overhead_json(race::digest_overhead(result));
-    print_json(nlohmann::ordered_json::parse(to_json_text(json)));
+    print_json(json);
     return;
   }
   for (const std::string& line : race::log_lines(result)) {
@@ -99,13 +101,13 @@ ExitCode leave(const race::RunResult& result) {
 void write_record(const RaceOptions& options, const Node& node, const race::Config& config, const race::RunOptions& run,
                   const race::RunResult& result, const Globals& globals) {
   Json json = race::to_json(result, config);
-  json["made_by"] = provenance_json(globals);
-  json["made_by"].update({{"config", as_record(to_json(node))},
-                          {"seed", std::to_string(config.seed)},
-                          {"ranks", run.ranks},
-                          {"transport", options.transport},
-                          {"device", run.device.str()}});
-  write_file_atomically(options.out, to_json_text(json, 1) + "\n");
+  json["made_by"] = {{"config", to_json(node)},
+                     {"seed", std::to_string(config.seed)},
+                     {"ranks", run.ranks},
+                     {"transport", options.transport},
+                     {"device", run.device.str()}};
+  if (!run.launch.is_local()) json["made_by"]["launcher"] = race::to_json(run.launch);
+  record::write_result(options.out, json, maker_of(globals));
 }
 
 ExitCode race_run(const RaceOptions& options, const Globals& globals) {
@@ -121,9 +123,11 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   run.device = open_device(globals.device);
   run.interrupted = &interrupted;
   run.alternate_digests = options.overhead;
+  run.launch = options.launch.launch();
   if (!config.golden.empty()) run.reference = race::read_golden(config.golden, node, run.device);
   race::check_ranks(config, run.ranks);
   race::check_transport(options.transport, run.device);
+  race::check_launch(run.launch, options.transport, run.ranks);
   std::signal(SIGINT, on_interrupt);
   if (!globals.quiet && !globals.json) fmt::print(stderr, "{}\n", race::describe(config, run.ranks));
   std::optional<Progress> progress;
@@ -141,12 +145,9 @@ ExitCode race_run(const RaceOptions& options, const Globals& globals) {
   return leave(result);
 }
 
-// A rank that `run_processes` started.
-ExitCode race_join(const RaceOptions& options) {
-  const std::filesystem::path folder = options.join;
-  const Node request = load_config(folder / "request.json");
-  const auto membership = race::membership_from_environment();
-  if (!membership) throw UsageError("--join: RANK is not set; this option is for our own launcher");
+// A rank that `run_processes` has started, here or through a launcher.
+race::RunResult join_race(const cluster::Membership& membership, const std::string& host) {
+  const Node request = race::launched_request(membership);
   const Node node = validate(request.at("config"), race::config_schema());
   race::Config config = race::read_config(node);
   config.seed = std::stoull(request.at("seed").as_string());
@@ -157,7 +158,19 @@ ExitCode race_join(const RaceOptions& options) {
   run.alternate_digests = request.at("alternate_digests").as_bool();
   if (!config.golden.empty()) run.reference = race::read_golden(config.golden, node, run.device);
   std::signal(SIGINT, on_interrupt);
-  return leave(race::run_joined(*membership, node, config, run, folder));
+  return race::run_launched(membership, host, node, config, run);
+}
+
+ExitCode race_join(const RaceOptions& options) {
+  std::signal(SIGTERM, SIG_IGN);  // mpirun and Slurm end all ranks when one has failed; each first says what it saw
+  const cluster::Membership membership = cluster::joined_membership(options.join);
+  const std::string host = options.host.empty() ? host_name() : options.host;
+  try {
+    return leave(join_race(membership, host));
+  } catch (const std::exception& error) {
+    race::refuse_launch(membership, host, error.what());
+    throw;
+  }
 }
 
 // A trial of `faultline triage`: the request says everything, the answer repeats its nonce. Standard output is the log.
@@ -171,6 +184,9 @@ ExitCode race_trial(const RaceOptions& options) {
   race::RunOptions run;
   run.ranks = static_cast<int>(request.at("ranks").as_integer());
   run.device = open_device(request.at("device").as_string());
+  run.launch = race::read_launch(request.at("launcher"));
+  for (const Node::Entry& variable : request.at("variables").entries())
+    run.variables[variable.key] = variable.value.as_string();
   if (!config.golden.empty()) run.reference = race::read_golden(config.golden, node, run.device);
   print(race::describe(config, run.ranks) + "\n");
   const race::RunResult result = race::run(request.at("transport").as_string(), node, config, run);
@@ -193,7 +209,7 @@ ExitCode race_selftest(const RaceOptions& options, const Globals& globals) {
   const Json json = race::to_json(result);
   if (!options.out.empty()) write_file_atomically(options.out, to_json_text(json, 1) + "\n");
   if (globals.json) {
-    print_json(nlohmann::ordered_json::parse(to_json_text(json)));
+    print_json(json);
   } else {
     print(table(race::matrix(result)));
     for (const std::string& miss : result.misses) print(fmt::format("MISSED: {}\n", miss));
@@ -221,6 +237,7 @@ constexpr const char* kRaceFooter =
     "  faultline race --ranks 4 'inject={target: comm_output, kind: bitflip, layer: 7, rank: 2}'\n"
     "  faultline race --recipe recipes/race-smoke.yaml verify_iterations=200 --out race.json\n"
     "  faultline race --ranks 2 --transport gloo timeout_seconds=10\n"
+    "  faultline race --ranks 8 --transport gloo --launcher ssh --hosts n1,n2,n3,n4\n"
     "  torchrun --no-python --nproc-per-node 4 faultline race\n"
     "  torchrun --no-python --nproc-per-node 8 faultline race --transport nccl --device cuda\n"
     "  faultline race --selftest\n"
@@ -248,6 +265,7 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
           ->capture_default_str()
           ->type_name("NAME"),
       {"threads", "gloo", "nccl"});
+  add_launch_options(*command, options->launch, "Run");
   command->add_option("--out", options->out, "the merged evidence as JSON")->group("Output")->type_name("FILE");
   command->add_option("--write-golden", options->write_golden, "keep this run's digests as the golden of later ones")
       ->group("Output")
@@ -260,9 +278,10 @@ void add_race(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Run");
   command->add_flag("--measure-overhead", options->overhead, "digests in every second iteration; what they cost")
       ->group("Run");
-  command->add_option("--join", options->join, "a launcher's folder: be the rank that the environment says")
-      ->type_name("FOLDER")
+  command->add_option("--join", options->join, "a launcher's store: be the rank that the environment says")
+      ->type_name("ADDRESS:PORT")
       ->group("");
+  command->add_option("--host", options->host, "with --join: what the launcher calls this machine")->group("");
   command->add_option("--trial", options->trial, "a folder of `faultline triage` with a request")
       ->type_name("FOLDER")
       ->group("");

@@ -2,12 +2,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
+#include "base/files/file.h"
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/output.h"
-#include "record/atomic_file.h"
-#include "report/page.h"
+#include "report/record.h"
 
 namespace faultline::cli {
 namespace {
@@ -30,7 +30,7 @@ ExitCode write_report(const ReportOptions& options, const Globals& globals) {
   for (const std::string& path : options.records) records.push_back(report::load_record(path));
   const std::filesystem::path out = options.out.empty() ? default_output(options) : std::filesystem::path(options.out);
   write_file_atomically(out, report::page(records));
-  nlohmann::ordered_json runs = nlohmann::ordered_json::array();
+  Json runs = Json::array();
   for (const report::Outline& run : report::outline(records)) {
     runs.push_back({{"name", run.name}, {"kind", run.kind}, {"verdict", run.headline}, {"missing", run.missing}});
     if (globals.json || globals.quiet) continue;

@@ -3,16 +3,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
-#include "cli/device.h"
+#include "base/json.h"
 #include "cli/diagnose_campaign.h"
 #include "cli/evaluation_output.h"
 #include "cli/experiment_command.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
-#include "diagnose/diagnose_schema.h"
-#include "lab/evaluation_schema.h"
+#include "diagnose/campaign/campaign.h"
+#include "lab/evaluation.h"
 #include "recipe/recipe.h"
 
 namespace faultline::cli {
@@ -34,9 +33,9 @@ void show_recipe(const Node& recipe, const Globals& globals) {
 // Everything that a campaign can be refused for is asked here; how many trials it has, and how many are left.
 ExitCode dry_run_campaign(const ModelOptions& model, const Node& recipe, const CampaignOptions& options,
                           const Globals& globals) {
-  const CampaignSpec spec = read_campaign(recipe);
+  const diagnose::CampaignSpec spec = diagnose::read_campaign(recipe);
   int64_t trials = 0;
-  for (const CampaignCell& cell : campaign_cells(spec)) trials += cell.trials;
+  for (const diagnose::CampaignCell& cell : diagnose::campaign_cells(spec)) trials += cell.trials;
   const int64_t left = trials_left(model, spec, options, globals);
   show_recipe(recipe, globals);
   if (globals.json)
@@ -72,7 +71,7 @@ ExitCode run_recipe(const RunOptions& options, const Globals& globals) {
   if (config.find("experiment") != nullptr) {
     ExperimentOptions experiment = options.experiment;
     experiment.dry_run = options.dry_run, experiment.pace = options.pace;
-    return run_experiment_command(options, experiment, options.recipe, options.overrides, options.out, globals);
+    return run_experiment_command(options, experiment, options.recipe, config, options.overrides, options.out, globals);
   }
   if (options.experiment.changed())
     throw UsageError(
@@ -80,7 +79,7 @@ ExitCode run_recipe(const RunOptions& options, const Globals& globals) {
                     "experiment",
                     options.recipe));
   refuse_recipe_of_another_command(config, options.recipe);
-  const Node recipe = load_recipe(options.recipe, options.overrides);
+  const Node recipe = recipe::read_recipe(config, options.overrides);
   if (const Node* campaign = recipe.find("diagnose")) {
     ModelOptions model = options;
     model.model = recipe.at("model").as_string();
@@ -90,7 +89,7 @@ ExitCode run_recipe(const RunOptions& options, const Globals& globals) {
     how.store = store_path(options, campaign->at("store").as_string());
     if (options.summarise) return summarise_campaign(how.store, how, globals);
     if (options.dry_run) return dry_run_campaign(model, recipe, how, globals);
-    return run_and_show_campaign(model, read_campaign(recipe), how, globals);
+    return run_and_show_campaign(model, diagnose::read_campaign(recipe), how, globals);
   }
   if (options.pace.changed())
     throw UsageError(
@@ -101,8 +100,8 @@ ExitCode run_recipe(const RunOptions& options, const Globals& globals) {
         fmt::format("{}: no faults: there is nothing to inject; add a rule under faults:", options.recipe));
   ModelOptions model = options;
   model.model = recipe.at("model").as_string();
-  LoadedModel loaded = open_model(model, globals);
-  Evaluation evaluation(loaded, read_evaluation(recipe), {{"faults of the recipe", recipe}});
+  lab::LoadedModel loaded = open_model(model, globals);
+  lab::Evaluation evaluation(loaded, lab::read_evaluation(recipe), {{"faults of the recipe", recipe}});
   if (options.dry_run) {
     show_recipe(recipe, globals);
     return show_predictions(evaluation, "run", to_json(recipe), globals);

@@ -4,17 +4,15 @@
 
 #include <CLI/CLI.hpp>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/files/file.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
 #include "diagnose/quant_scan.h"
 #include "numeric/fault.h"
-#include "record/atomic_file.h"
-#include "record/json_text.h"
 
 namespace faultline::cli {
 namespace {
@@ -26,7 +24,7 @@ struct ScanCommand : ModelOptions {
 
 std::vector<std::string> formats_of(const std::string& text) {
   std::vector<std::string> known, chosen;
-  for (const FormatInfo& info : format_infos()) known.push_back(info.name);
+  for (const numeric::FormatInfo& info : numeric::format_infos()) known.push_back(info.name);
   if (text == "all") return {};
   std::istringstream stream(text);
   for (std::string name; std::getline(stream, name, ',');) {
@@ -39,10 +37,10 @@ std::vector<std::string> formats_of(const std::string& text) {
 
 std::string bar(double db) { return std::string(static_cast<std::size_t>(std::clamp(db, 0.0, 60.0)), '#'); }
 
-void show(const OrderedJson& json, std::size_t limit) {
+void show(const Json& json, std::size_t limit) {
   std::vector<std::vector<std::string>> rows = {
       {"tensor", "surface", "format", "SQNR dB", "dead zone", "clipped", "outlier"}};
-  for (const OrderedJson& row : json["rows"]) {
+  for (const Json& row : json["rows"]) {
     if (rows.size() > limit) break;
     rows.push_back({row["place"], row["surface"], row["format"],
                     row["sqnr_db"].is_null() ? "exact" : fmt::format("{:.2f}", row["sqnr_db"].get<double>()),
@@ -63,22 +61,21 @@ void show(const OrderedJson& json, std::size_t limit) {
 }
 
 ExitCode scan(const ScanCommand& options, const Globals& globals) {
-  ScanOptions wanted;
+  diagnose::ScanOptions wanted;
   wanted.formats = formats_of(options.formats);
   if (options.surface != "all" && options.surface != "weights" && options.surface != "activations")
     throw UsageError(fmt::format("--surface: weights, activations or all; got '{}'", options.surface));
   wanted.weights = options.surface != "activations", wanted.activations = options.surface != "weights";
   const auto limit = static_cast<std::size_t>(parse_count("--rows", options.rows, 1, 1 << 20));
-  LoadedModel loaded = open_model(options, globals);
+  lab::LoadedModel loaded = open_model(options, globals);
   const std::vector<int64_t> tokens = loaded.tokenizer.encode(options.prompt);
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");
   wanted.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
-  OrderedJson json = scan_json(quant_scan(*loaded.model, wanted));
+  Json json = diagnose::scan_json(diagnose::quant_scan(*loaded.model, wanted));
   if (!options.out.empty()) {
-    OrderedJson record = {{"kind", "scan"}};
-    record.update(json);
-    record["made_by"] = OrderedJson::parse(provenance_json(globals, &loaded).dump());
-    write_file_atomically(options.out, record.dump(1) + "\n");
+    Json record = json;
+    record["kind"] = "scan";
+    record::write_result(options.out, record, maker_of(globals, &loaded));
   }
   if (globals.json) {
     json["command"] = "scan", json["model"] = loaded.path.string();

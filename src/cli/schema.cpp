@@ -1,7 +1,7 @@
 // `faultline schema`: what an editor needs to complete and check a recipe while it is typed.
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "recipe/recipe.h"
@@ -16,7 +16,7 @@ void add_schema(CLI::App& app, const Globals&, Run& run) {
       "Global options: see `faultline --help`.");
   command->callback([&run] {
     run = [] {
-      print_json(json_schema(recipe_schema(), "Faultline recipe"));
+      print_json(json_schema(recipe::recipe_schema(), "Faultline recipe"));
       return ExitCode::kOk;
     };
   });

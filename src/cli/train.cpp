@@ -4,20 +4,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "base/progress.h"
-#include "base/stats.h"
+#include "base/stats/stats.h"
 #include "base/text.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
 #include "cli/train_replicas.h"
-#include "experiment/training_run.h"
+#include "lab/training_run.h"
 #include "recipe/recipe.h"
-#include "record/json_text.h"
-#include "train/export.h"
 
 namespace faultline::cli {
 namespace {
@@ -37,40 +34,39 @@ Node load(TrainOptions& options) {
   const bool named =
       !options.recipe.empty() && options.recipe.find('=') == std::string::npos && !options.recipe.starts_with("~");
   if (!named && !options.recipe.empty()) options.overrides.insert(options.overrides.begin(), options.recipe);
-  if (named) return load_recipe(options.recipe, options.overrides);
+  if (named) return recipe::load_recipe(options.recipe, options.overrides);
   options.recipe = "train";
-  return parse_recipe(kDefaultRecipe, options.overrides);
+  return recipe::parse_recipe(kDefaultRecipe, options.overrides);
 }
 
 // What a resumed run was asked: its manifest holds the resolved recipe.
 Node load_resumed(TrainOptions& options) {
   if (!options.recipe.empty() || !options.overrides.empty())
     throw UsageError("--resume takes the recipe from the run itself; give neither a recipe nor overrides");
-  const Manifest manifest = read_manifest(std::filesystem::path(options.resume) / "manifest.json");
+  const record::Manifest manifest = record::read_manifest(std::filesystem::path(options.resume) / "manifest.json");
   Json recipe = manifest.recipe;
   options.dtype = recipe.value("dtype", options.dtype);
   recipe.erase("dtype");
-  return parse_recipe(to_json_text(recipe), {});
+  return recipe::read_recipe(from_json(recipe), {});
 }
 
-RunDirectory open_directory(const TrainOptions& options, const Node& recipe, const LoadedModel& loaded, uint64_t seed) {
-  Json resolved = as_record(to_json(recipe));
+record::RunDirectory open_directory(const TrainOptions& options, const Node& recipe, uint64_t seed,
+                                    const record::Maker& maker) {
+  Json resolved = to_json(recipe);
   resolved["dtype"] = options.dtype;
-  if (!options.resume.empty()) return RunDirectory::open(options.resume, resolved);
-  Manifest manifest;
-  manifest.recipe_name = std::filesystem::path(options.recipe).stem().string();
-  manifest.recipe = resolved;
-  manifest.seeds = {{"seed", seed}};
-  manifest.versions = as_record(versions_json());
-  manifest.host = host_description();
-  manifest.device = {{"name", loaded.model->device().str()}};
-  for (const Json& rule : resolved["faults"]) manifest.plan.push_back(rule);
-  return RunDirectory::create(options.out, manifest);
+  if (options.resume.empty())
+    return record::begin_run(
+        options.out, {std::filesystem::path(options.recipe).stem().string(), resolved, seed, resolved["faults"]},
+        maker);
+  record::RunDirectory directory = record::RunDirectory::open(options.resume, resolved);
+  record::write_provenance(directory.path(), maker);
+  return directory;
 }
 
 std::string gibibytes(double bytes) { return fmt::format("{:.2f} GiB", bytes / 0x1p30); }
 
-ExitCode dry_run(const TrainingRun& run, const Node& recipe, const TrainingSpec& spec, const Globals& globals) {
+ExitCode dry_run(const lab::TrainingRun& run, const Node& recipe, const lab::TrainingSpec& spec,
+                 const Globals& globals) {
   const Json prediction = run.prediction();
   if (globals.json) {
     print_json({{"command", "train"}, {"dry_run", true}, {"recipe", to_json(recipe)}, {"prediction", prediction}});
@@ -130,7 +126,7 @@ struct StepCosts {  // of the GRPO steps
     seconds.push_back(event["times"]["timing_s/step"].get<double>());
     tokens.push_back(event["metrics"]["response_length/mean"].get<double>());
   }
-  OrderedJson json() const {
+  Json json() const {
     if (seconds.empty()) return {{"peak_memory_gib", memory}};
     return {{"median_step_seconds", median_of(seconds)},
             {"mean_response_tokens", mean_of(tokens)},
@@ -144,21 +140,21 @@ struct StepCosts {  // of the GRPO steps
   }
 };
 
-void show(const TrainingOutcome& outcome, const std::string& directory, const std::string& saved,
+void show(const lab::TrainingOutcome& outcome, const std::string& directory, const std::string& saved,
           const StepCosts& costs, const TrainingJob& job, const Globals& globals) {
   const Json results = outcome.complaints.empty() ? outcome.results : Json::object();  // no number without proof
   if (globals.json) {
     print_json({{"command", "train"},
                 {"results", results},
                 {"costs", costs.json()},
-                {"evidence", outcome.proof ? outcome.proof->report : OrderedJson()},
+                {"evidence", outcome.proof ? outcome.proof->report : Json()},
                 {"complaints", to_json(outcome.complaints)},
                 {"joined", outcome.evidence},
                 {"processes", job.replicas.ranks},
-                {"exchange", job.replicas.alone() ? OrderedJson() : OrderedJson(job.exchange())},
-                {"why_gloo", job.why_gloo.empty() ? OrderedJson() : OrderedJson(job.why_gloo)},
+                {"exchange", job.replicas.alone() ? Json() : Json(job.exchange())},
+                {"why_gloo", job.why_gloo.empty() ? Json() : Json(job.why_gloo)},
                 {"record", directory},
-                {"model", saved.empty() ? OrderedJson() : OrderedJson(saved)}});
+                {"model", saved.empty() ? Json() : Json(saved)}});
     return;
   }
   std::vector<std::vector<std::string>> rows = {{"result", ""}};
@@ -174,41 +170,40 @@ void show(const TrainingOutcome& outcome, const std::string& directory, const st
 }
 
 // The first rank's directory, or this rank's own below it: every process leaves the proof of what it did.
-RunDirectory open_shared_directory(const TrainOptions& options, const Node& recipe, const LoadedModel& loaded,
-                                   uint64_t seed, const TrainingJob& job) {
+record::RunDirectory open_shared_directory(const TrainOptions& options, const Node& recipe, uint64_t seed,
+                                           const record::Maker& maker, const TrainingJob& job) {
   if (job.replicas.rank == 0) {
-    RunDirectory directory = open_directory(options, recipe, loaded, seed);
+    record::RunDirectory directory = open_directory(options, recipe, seed, maker);
     job.tell(directory.path().string());
     return directory;
   }
   TrainOptions own = options;
   own.out = (std::filesystem::path(job.tell("")) / fmt::format("rank-{}", job.replicas.rank)).string();
-  return open_directory(own, recipe, loaded, seed);
+  return open_directory(own, recipe, seed, maker);
 }
 
 ExitCode train(TrainOptions options, const Globals& given) {
   const Node recipe = options.resume.empty() ? load(options) : load_resumed(options);
-  TrainingSpec spec = read_training(recipe);
+  lab::TrainingSpec spec = lab::read_training(recipe);
   options.model = recipe.at("model").as_string();
   const TrainingJob job = join_training(spec, recipe, !options.resume.empty(), given.device);
   const Globals globals = job.globals_of(given);
   if (!job.replicas.is_first()) spec.train.save_model = false;
-  LoadedModel loaded = open_model(options, globals);
+  lab::LoadedModel loaded = open_model(options, globals);
   job.agree_on_model(*loaded.model);
-  TrainingRun run(loaded, spec, job.replicas);
+  lab::TrainingRun run(loaded, spec, job.replicas);
   if (options.dry_run) {
     const ExitCode code = dry_run(run, recipe, spec, globals);
     job.close();
     return code;
   }
-  RunDirectory directory = open_shared_directory(options, recipe, loaded, spec.seed, job);
-  write_provenance(directory.path(), globals, &loaded);
-  TrainingOutcome outcome;
+  record::RunDirectory directory = open_shared_directory(options, recipe, spec.seed, maker_of(globals, &loaded), job);
+  lab::TrainingOutcome outcome;
   StepCosts costs;
   {
     const auto total = spec.train.spec.total_steps();
     std::optional<Progress> bar;
-    TrainingProgress progress;
+    lab::TrainingProgress progress;
     progress.on_event = [&](const Json& event) {
       if (event["kind"] != "step") return;
       costs.add(event);
@@ -225,12 +220,7 @@ ExitCode train(TrainOptions options, const Globals& given) {
   }
   add_complaints_of_others(job.replicas, outcome.complaints);
   job.close();
-  std::string saved;
-  if (spec.train.save_model) {
-    saved = (directory.path() / "model").string();
-    merge_lora(*loaded.model);
-    if (!std::filesystem::exists(saved)) write_model_folder(*loaded.model, loaded.path, saved);  // finished before
-  }
+  const std::string saved = spec.train.save_model ? lab::save_model(loaded, directory).string() : "";
   if (job.replicas.rank == 0) show(outcome, directory.path().string(), saved, costs, job, globals);
   if (!outcome.complaints.empty()) throw EvidenceError("evidence missing: ", outcome.complaints);
   return ExitCode::kOk;

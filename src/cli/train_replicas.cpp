@@ -7,17 +7,16 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
+#include "base/machine.h"
 #include "base/text.h"
-#include "model/weights_fingerprint.h"
-#include "race/gloo_backend.h"
-#include "race/nccl_backend.h"
+#include "cluster/process_groups.h"
+#include "model/build.h"
 #include "race/run_processes.h"
-#include "record/host_name.h"
 
 namespace faultline::cli {
 namespace {
@@ -50,24 +49,24 @@ at::Tensor gather(const Backend& backend, int64_t ranks, const at::Tensor& own) 
 }
 
 // Why this rank cannot use NCCL; "" where it can. Before other threads run: it sets variables of the environment.
-std::string obstacle_to_nccl(const race::Membership& membership, const std::string& device) {
+std::string obstacle_to_nccl(const cluster::Membership& membership, const std::string& device) {
   if (device != "cuda") return "--device " + device;
   if (!membership.local_rank) return "LOCAL_RANK is not set";
   // A rank that is gone must end the others: torch's own watch stays on, unlike in a race, which has one of its own.
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", 0);
   ::setenv("TORCH_NCCL_ENABLE_MONITORING", "1", 0);
-  if (membership.on_loopback()) race::keep_nccl_on_loopback();
+  if (membership.on_loopback()) cluster::keep_nccl_on_loopback();
   try {
-    race::load_nccl();
+    cluster::load_nccl();
   } catch (const UsageError&) {
     return "libfaultline_nccl.so was not built or does not load";
   }
-  const int gpus = race::count_gpus();
+  const int gpus = cluster::count_gpus();
   return *membership.local_rank < gpus ? "" : fmt::format("a machine has {} GPUs", gpus);
 }
 
 // Ranks of one name share a GPU. Machines are told apart as NCCL does it.
-std::string gpu_name(const race::Membership& membership) {
+std::string gpu_name(const cluster::Membership& membership) {
   const char *host_id = std::getenv("NCCL_HOSTID"), *visible = std::getenv("CUDA_VISIBLE_DEVICES");
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
@@ -76,15 +75,16 @@ std::string gpu_name(const race::Membership& membership) {
 }
 
 // What keeps one of the ranks from NCCL, on all of them; "" where nothing does.
-std::string why_gloo(const Replicas& replicas, const race::Membership& membership, const std::string& own_obstacle) {
-  for (const std::string& obstacle : gathered(replicas, own_obstacle))
+std::string why_gloo(const train::Replicas& replicas, const cluster::Membership& membership,
+                     const std::string& own_obstacle) {
+  for (const std::string& obstacle : train::gathered(replicas, own_obstacle))
     if (!obstacle.empty()) return obstacle;
-  std::vector<std::string> gpus = gathered(replicas, gpu_name(membership));
+  std::vector<std::string> gpus = train::gathered(replicas, gpu_name(membership));
   std::sort(gpus.begin(), gpus.end());
   return std::adjacent_find(gpus.begin(), gpus.end()) == gpus.end() ? "" : "processes share a GPU";
 }
 
-void check_shards(const TrainingSpec& spec, int64_t ranks) {
+void check_shards(const lab::TrainingSpec& spec, int64_t ranks) {
   const int64_t shards = spec.train.spec.stages.front().shards;
   if (shards % ranks != 0)
     throw UsageError(
@@ -93,7 +93,7 @@ void check_shards(const TrainingSpec& spec, int64_t ranks) {
                     ranks, shards, ranks));
 }
 
-void agree_on_recipe(const Replicas& replicas, const Node& recipe) {
+void agree_on_recipe(const train::Replicas& replicas, const Node& recipe) {
   const uint64_t mine = hash64(to_json(recipe).dump());
   const at::Tensor all = replicas.gather(at::full({}, static_cast<int64_t>(mine), at::kLong));
   if (!all.eq(static_cast<int64_t>(mine)).all().item<bool>())
@@ -111,16 +111,18 @@ Globals TrainingJob::globals_of(const Globals& given) const {
 
 std::string TrainingJob::exchange() const { return replicas.alone() ? "" : why_gloo.empty() ? "nccl" : "gloo"; }
 
-std::string TrainingJob::tell(const std::string& from_first) const { return gathered(replicas, from_first).front(); }
+std::string TrainingJob::tell(const std::string& from_first) const {
+  return train::gathered(replicas, from_first).front();
+}
 
-void TrainingJob::agree_on_model(CausalLm& model) const {
+void TrainingJob::agree_on_model(model::CausalLm& model) const {
   if (replicas.alone()) return;
-  const std::vector<std::string> all = gathered(replicas, weights_fingerprint(model));
+  const std::vector<std::string> all = train::gathered(replicas, model::weights_fingerprint(model));
   if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>()) != all.end())
     throw UsageError("train: the ranks hold different models, or in different types; give all of them the same files");
 }
 
-void add_complaints_of_others(const Replicas& replicas, std::vector<Complaint>& complaints) {
+void add_complaints_of_others(const train::Replicas& replicas, std::vector<Complaint>& complaints) {
   if (replicas.alone()) return;
   const at::Tensor all = replicas.gather(at::full({}, std::ssize(complaints), at::kLong));
   for (int64_t rank = 0; rank < replicas.ranks; ++rank)
@@ -129,23 +131,24 @@ void add_complaints_of_others(const Replicas& replicas, std::vector<Complaint>& 
                             fmt::format("rank {} cannot prove its part; its own record says why", rank)});
 }
 
-TrainingJob join_training(const TrainingSpec& spec, const Node& recipe, bool resumes, const std::string& device) {
-  const auto membership = race::membership_from_environment();
+TrainingJob join_training(const lab::TrainingSpec& spec, const Node& recipe, bool resumes, const std::string& device) {
+  const auto membership = cluster::membership_from_environment();
   if (!membership || membership->ranks == 1) return {};
   check_shards(spec, membership->ranks);
   if (resumes)
     throw UsageError("--resume: a run of several processes is resumed by one, which computes the same shards");
   const std::string obstacle = obstacle_to_nccl(*membership, device);
-  const auto store = race::open_store(*membership, kJoinSeconds);
+  const auto store = cluster::open_store(*membership, kJoinSeconds);
   const int rank = membership->rank, ranks = membership->ranks;
-  const Backend gloo = race::make_gloo(store, "train", rank, ranks, kStepTimeout, membership->on_loopback());
+  const Backend gloo =
+      cluster::make_gloo(store, "train", rank, ranks, kStepTimeout, cluster::gloo_address(*membership));
   TrainingJob job;
   job.replicas = {rank, ranks, [store, gloo, ranks](const at::Tensor& own) { return gather(gloo, ranks, own.cpu()); }};
   if (membership->local_rank) job.device = fmt::format("cuda:{}", *membership->local_rank);
   agree_on_recipe(job.replicas, recipe);
   job.why_gloo = why_gloo(job.replicas, *membership, obstacle);
   if (!job.why_gloo.empty()) return job;
-  const Backend nccl = race::make_nccl(store, "train-gpus", rank, ranks, kStepTimeout);
+  const Backend nccl = cluster::make_nccl(store, "train-gpus", rank, ranks, kStepTimeout);
   job.replicas.gather = [store, gloo, nccl, ranks](const at::Tensor& own) {
     if (!own.is_cuda()) return gather(gloo, ranks, own);
     // All are there: no kernel is left waiting on this GPU for a rank that is gone.

@@ -3,33 +3,49 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
+#include <map>
 
+#include "base/files/temporary_folder.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
-#include "cli/provenance.h"
-#include "cli/ray_options.h"
-#include "cli/temporary_folder.h"
+#include "cli/pace.h"
 #include "triage/bisect.h"
 #include "triage/campaign.h"
-#include "triage/ray_executor.h"
-#include "triage/report.h"
+#include "triage/command_trial.h"
+#include "triage/repetitions.h"
+#include "triage/statistics.h"
+#include "triage/support_bundle.h"
 
 namespace faultline::cli {
 namespace {
 
+struct BundleOptions {
+  std::string folder, out, most_log_text = "1024";
+  bool hide_names = false;
+};
+
 struct TriageOptions {
   std::string recipe, out, executor = "local", error_text = "0.05", baseline_text = "16", most_text = "2000";
   std::vector<std::string> overrides, mitigations;
+  LaunchOptions launch;
   bool dry_run = false;
 };
 
-void print_any(const Json& json) { print_json(nlohmann::ordered_json::parse(to_json_text(json))); }
+triage::Plan load_plan(const TriageOptions& options, const Globals& globals) {
+  triage::Plan plan = triage::load_plan(options.recipe, options.overrides, globals.command);
+  if (options.launch.given()) plan.set_launch(options.launch.launch());
+  if (!plan.launch.is_local() && options.executor != "local")
+    throw UsageError(
+        "--executor ray runs each trial on one machine of its own; leave out the launcher, or the executor");
+  return plan;
+}
 
 ExitCode dry_run(const triage::Plan& plan, const Globals& globals) {
   if (globals.json) {
-    print_any(triage::to_json(plan));
+    print_json(triage::to_json(plan));
     return ExitCode::kOk;
   }
   for (const std::string& line : triage::dry_run_lines(plan)) print(line + "\n");
@@ -37,14 +53,14 @@ ExitCode dry_run(const triage::Plan& plan, const Globals& globals) {
 }
 
 ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
-  const triage::Plan plan = triage::load_plan(options.recipe, options.overrides);
+  const triage::Plan plan = load_plan(options, globals);
   if (options.dry_run) return dry_run(plan, globals);
-  const bool on_ray = wants_ray(options.executor);
+  if (!plan.command.empty() && options.executor != "local")
+    throw UsageError("--executor: a command runs on this machine; use local");
   triage::CampaignOptions campaign;
   campaign.folder = options.out.empty() ? std::filesystem::path("runs") / ("triage-" + plan.name)
                                         : std::filesystem::path(options.out);
-  campaign.interrupted = interruption();
-  campaign.provenance = provenance_json(globals);
+  campaign.provenance = record::made_by(maker_of(globals));
   std::optional<Progress> progress;
   campaign.on_trial = [&](const triage::RecordedTrial& trial, int64_t done, int64_t total) {
     if (!progress)
@@ -54,24 +70,23 @@ ExitCode triage_run(const TriageOptions& options, const Globals& globals) {
     progress->set_postfix(fmt::format("{} {}", trial.cell, triage::verdict_name(trial.result.verdict)));
     progress->advance();
   };
-  const std::unique_ptr<RayCluster> cluster = on_ray ? open_ray() : nullptr;
-  const auto executor =
-      cluster ? triage::ray_executor(*cluster) : triage::local_executor(own_program(), interruption());
+  const auto executor = open_executor({.executor = options.executor});
   const triage::CampaignResult result = triage::run_campaign(plan, *executor, campaign);
   progress.reset();
+  const Json cluster = cluster_json(*executor, result.lost);
   if (globals.json) {
     Json json = triage::to_json(result.matrix);
     json["folder"] = campaign.folder.string();
     json["ran"] = result.ran;
     json["resumed"] = result.resumed;
     json["interrupted"] = result.interrupted;
-    if (cluster) json["ray"] = cluster->description();
-    print_any(json);
+    if (!cluster.is_null()) json["ray"] = cluster;
+    print_json(json);
   } else {
     print(triage::markdown(plan, result.matrix));
     print(fmt::format("\n{} trials, {} of them from an earlier run; {}\n", result.ran + result.resumed, result.resumed,
                       (campaign.folder / "matrix.html").string()));
-    if (cluster) print(lost_sentence(*cluster));
+    print(cluster_sentence(cluster));
   }
   return result.interrupted || result.matrix.disqualified ? ExitCode::kRuntime : ExitCode::kOk;
 }
@@ -89,7 +104,7 @@ ExitCode triage_list(bool mitigations, const Globals& globals) {
                     {"description", bundle.description},
                     {"require_log", bundle.require_log}});
   }
-  globals.json ? print_any(json) : print(table(rows));
+  globals.json ? print_json(json) : print(table(rows));
   return ExitCode::kOk;
 }
 
@@ -106,7 +121,7 @@ triage::Cell with_mitigations(const triage::Plan& plan, const triage::Catalogue&
 }
 
 ExitCode triage_bisect(const TriageOptions& options, const Globals& globals) {
-  const triage::Plan plan = triage::load_plan(options.recipe, options.overrides);
+  const triage::Plan plan = load_plan(options, globals);
   triage::Catalogue catalogue;
   catalogue.add(plan.resolved.at("mitigations"), true);
   for (const std::string& name : options.mitigations) (void)catalogue.mitigation(Node(name));
@@ -118,14 +133,17 @@ ExitCode triage_bisect(const TriageOptions& options, const Globals& globals) {
   if (!globals.quiet && !globals.json)
     search.say = [](const std::string& sentence) { fmt::print(stderr, "{}\n", sentence); };
   (void)with_mitigations(plan, catalogue, options.mitigations);  // a conflict shows before the first trial
-  const auto executor = triage::local_executor(own_program(), interruption());
+  const auto executor = trials::local_executor(1);
   const TemporaryFolder folder("bisect");
+  std::map<std::vector<std::string>, std::vector<triage::RecordedTrial>> of_set;  // to hold a trial against
   const auto trial = [&](const std::vector<std::string>& names, int64_t index) {
-    if (*interruption()) throw RuntimeFailure("interrupted");
-    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
-      std::filesystem::remove_all(entry.path());
-    return executor->run(triage::make_request(plan, with_mitigations(plan, catalogue, names), index), folder.path())
-        .verdict;
+    const triage::AskedTrial asked = triage::ask(
+        triage::make_request(plan, with_mitigations(plan, catalogue, names), index), folder.path() / "trial");
+    const trials::TaskEnd end = trials::run_alone(*executor, asked.task());
+    if (end.interrupted) throw RuntimeFailure("interrupted");
+    std::vector<triage::RecordedTrial>& trials = of_set[names];
+    trials.push_back({joined(names, " + "), index, asked.request.seed, triage::read_result(asked, end), ""});
+    return triage::judge_repetitions(trials).back().result.verdict;
   };
   const triage::BisectResult result = triage::bisect(search, trial);
   if (globals.json) {
@@ -136,19 +154,53 @@ ExitCode triage_bisect(const TriageOptions& options, const Globals& globals) {
                        {"failures", step.failures},
                        {"errors", step.errors},
                        {"stops", step.stops}});
-    print_any({{"found", result.found},
-               {"reproduced", result.reproduced},
-               {"mitigations", result.mitigations},
-               {"trials", result.trials},
-               {"trials_each", result.trials_each},
-               {"baseline_low", result.baseline_low},
-               {"error", search.error},
-               {"steps", steps},
-               {"sentence", result.sentence}});
+    print_json({{"found", result.found},
+                {"reproduced", result.reproduced},
+                {"mitigations", result.mitigations},
+                {"trials", result.trials},
+                {"trials_each", result.trials_each},
+                {"baseline_low", result.baseline_low},
+                {"error", search.error},
+                {"steps", steps},
+                {"sentence", result.sentence}});
   } else {
     print(result.sentence + "\n");
   }
   return result.found ? ExitCode::kOk : ExitCode::kFound;
+}
+
+std::string counts_text(const Json& counts) {
+  std::vector<std::string> words;
+  for (const auto& [kind, count] : counts.items()) words.push_back(fmt::format("{} {}", count.get<int64_t>(), kind));
+  return words.empty() ? "-" : joined(words, ", ");
+}
+
+ExitCode triage_bundle(const BundleOptions& options, const Globals& globals) {
+  triage::SupportBundleOptions bundle;
+  bundle.folder = options.folder;
+  const std::string name =
+      (std::filesystem::absolute(bundle.folder) / "").lexically_normal().parent_path().filename().string();
+  bundle.out = options.out.empty() ? name + "-bundle.tar.gz" : options.out;
+  bundle.most_log = parse_count("--most-log", options.most_log_text, 1, 1 << 20) << 10;
+  bundle.hide_names = options.hide_names;
+  Json contents = triage::write_support_bundle(bundle);
+  if (globals.json) {
+    contents["out"] = bundle.out.string();
+    print_json(contents);
+    return ExitCode::kOk;
+  }
+  std::vector<std::vector<std::string>> rows = {{"packed", "bytes", "left out of it", "replaced"}};
+  for (const Json& file : contents["files"])
+    rows.push_back({file["path"], std::to_string(file["packed"].get<uint64_t>()),
+                    std::to_string(file["cut"].get<uint64_t>()), counts_text(file["replaced"])});
+  print(table(rows));
+  for (const Json& file : contents["left_out"])
+    print(fmt::format("left out: {}: {}\n", file["path"].get<std::string>(), file["why"].get<std::string>()));
+  print(
+      fmt::format("\n{}: {} files; replaced: {}. What has no name and no form of a secret was not recognised: read it "
+                  "before you send it.\n",
+                  bundle.out.string(), contents["files"].size(), counts_text(contents["replaced"])));
+  return ExitCode::kOk;
 }
 
 constexpr const char* kTriageFooter =
@@ -156,6 +208,8 @@ constexpr const char* kTriageFooter =
     "  faultline triage run --recipe recipes/race-smoke.yaml --dry-run\n"
     "  faultline triage run --recipe recipes/race-smoke.yaml --out runs/smoke trials=4\n"
     "  faultline triage bisect --recipe recipes/race-smoke.yaml --mitigation no-drill --mitigation ll-protocol\n"
+    "  faultline triage run --recipe probe.yaml -- torchrun --nproc-per-node 8 train.py\n"
+    "  faultline triage bundle runs/triage-probe\n"
     "  faultline triage list-mitigations\n\n"
     "--executor ray runs trials as tasks of the Ray cluster in RAY_ADDRESS (else of one on this machine), several at "
     "a\n"
@@ -167,8 +221,20 @@ constexpr const char* kTriageFooter =
 constexpr const char* kRunFooter =
     "Examples:\n"
     "  faultline triage run --recipe recipes/race-smoke.yaml --dry-run\n"
-    "  faultline triage run --recipe recipes/race-smoke.yaml --out runs/smoke trials=4\n\n"
+    "  faultline triage run --recipe recipes/race-smoke.yaml --out runs/smoke trials=4\n"
+    "  faultline triage run --recipe probe.yaml -- torchrun --nproc-per-node 8 train.py\n\n"
+    "A recipe with workload: command or mode: probe runs what stands behind --, as it is, without a shell;\n"
+    "{trial_folder} among its words, and FAULTLINE_TRIAL_FOLDER, are the folder of the trial. The recipe's keys\n"
+    "metrics, same_between_trials and fault_evidence judge what it writes there (docs/race.md).\n"
     "`faultline report DIR` makes a page of the matrix. Global options: see `faultline --help`.";
+constexpr const char* kBundleFooter =
+    "Examples:\n"
+    "  faultline triage bundle runs/triage-probe\n"
+    "  faultline triage bundle runs/triage-probe --out probe.tar --hide-names --most-log 64\n\n"
+    "Replaced by (redacted): values of variables and fields that are called like secrets, tokens of known services,\n"
+    "Authorization headers, passwords in URLs, private keys, and what this shell's own environment holds under such\n"
+    "names. contents.json in the archive lists what was packed, replaced and left out.\n"
+    "Global options: see `faultline --help`.";
 constexpr const char* kBisectFooter =
     "Examples:\n"
     "  faultline triage bisect --recipe recipes/race-smoke.yaml --mitigation no-drill --mitigation ll-protocol\n"
@@ -180,6 +246,7 @@ void add_common(CLI::App* command, TriageOptions& options) {
       ->group("Recipe")
       ->required()
       ->type_name("FILE");
+  add_launch_options(*command, options.launch, "Recipe");
   command->add_option("overrides", options.overrides, "a.b=v changes, +a.b=v adds, ~a.b removes")->type_name("");
 }
 
@@ -223,6 +290,33 @@ void add_triage(CLI::App& app, const Globals& globals, Run& run) {
       ->type_name("N");
   search->callback(
       [&run, &globals, options] { run = [&globals, options] { return triage_bisect(*options, globals); }; });
+  auto folder = std::make_shared<std::string>();
+  CLI::App* trial = command->add_subcommand("trial", "one trial of a command")->group("");  // what a campaign starts
+  trial->add_option("folder", *folder)->required();
+  trial->callback([&run, folder] {
+    run = [folder] {
+      triage::run_command_trial(*folder);
+      return ExitCode::kOk;
+    };
+  });
+  auto bundle_options = std::make_shared<BundleOptions>();
+  CLI::App* bundle = command->add_subcommand("bundle", "pack a triage's folder for others, without secrets");
+  bundle->footer(kBundleFooter);
+  bundle->add_option("folder", bundle_options->folder, "of the triage")->required()->type_name("DIR");
+  bundle->add_option("--out", bundle_options->out, ".tar.gz, .tgz or .tar; default NAME-bundle.tar.gz here")
+      ->group("Bundle")
+      ->type_name("FILE");
+  bundle
+      ->add_option("--most-log", bundle_options->most_log_text,
+                   "KiB of a log or of a command's file; its middle is left out beyond; 1 to 1048576")
+      ->group("Bundle")
+      ->capture_default_str()
+      ->type_name("N");
+  bundle->add_flag("--hide-names", bundle_options->hide_names, "replace home folder, user and machine, too")
+      ->group("Bundle");
+  bundle->callback([&run, &globals, bundle_options] {
+    run = [&globals, bundle_options] { return triage_bundle(*bundle_options, globals); };
+  });
   for (const bool mitigations : {true, false}) {
     CLI::App* list = command->add_subcommand(
         mitigations ? "list-mitigations" : "list-environments",

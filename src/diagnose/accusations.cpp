@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 constexpr int64_t kMostWaiting = int64_t{1} << 21;  // elements
@@ -78,7 +78,7 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
   Candidate& candidate = accused.candidate;
   const int level = level_of(observation.operation);
   if (candidate.evidence.empty()) {
-    candidate.layer = place_of(judged->place).layer;
+    candidate.layer = site::place_of(judged->place).layer;
     candidate.place = judged->evidence.place;
     candidate.certainty = Certainty::kExact;
   }
@@ -146,4 +146,4 @@ std::vector<Candidate> Accusations::candidates() const {
   return all;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -8,7 +8,7 @@
 #include "diagnose/kind.h"
 #include "diagnose/observation.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 class Accusations {
  public:
@@ -41,11 +41,11 @@ class Accusations {
     bool comes_and_goes = false;
     std::map<std::string, Named> kinds;
   };
-  std::map<PlaceId, Accused> accused_;
+  std::map<site::PlaceId, Accused> accused_;
   int64_t relations_ = 0, elements_ = 0;
   std::vector<Observation> waiting_;
   std::vector<int64_t> waiting_passes_;
   int64_t waiting_elements_ = 0;
 };
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

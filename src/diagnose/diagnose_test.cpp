@@ -5,45 +5,43 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "diagnose/classic.h"
+#include "base/json.h"
 #include "diagnose/examination.h"
 #include "diagnose/kind.h"
-#include "diagnose/self.h"
-#include "diagnose/shadow.h"
+#include "diagnose/methods.h"
 #include "lab/injection.h"
 #include "numeric/apply.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace diagnose_test {
 
-ModelConfig tiny_config(int64_t layers = 6) {
-  ModelConfig config;
+model::ModelConfig tiny_config(int64_t layers = 6) {
+  model::ModelConfig config;
   config.vocabulary = 64, config.hidden = 64, config.layers = layers, config.heads = 4, config.kv_heads = 2;
   config.head_size = 16, config.inner = 96, config.context = 64, config.tied_output = true;
   return config;
 }
 
 struct Machine {
-  CausalLm model;
+  model::CausalLm model;
   Examiner examiner;
   at::Tensor tokens = at::arange(12, at::kLong).unsqueeze(0);
 
   explicit Machine(at::ScalarType dtype = at::kBFloat16, int64_t layers = 6) : Machine(tiny_config(layers), dtype) {}
-  explicit Machine(const ModelConfig& config, at::ScalarType dtype = at::kBFloat16)
+  explicit Machine(const model::ModelConfig& config, at::ScalarType dtype = at::kBFloat16)
       : model(config, 3, dtype, at::kCPU), examiner(model, at::kCPU, 0, true) {}
 
   Diagnosis diagnose(const std::string& method, const std::vector<std::string>& faults = {}, int64_t passes = 1,
                      uint64_t seed = 1) {
-    std::unique_ptr<Injection> injection;
+    std::unique_ptr<lab::Injection> injection;
     if (!faults.empty()) {
-      std::vector<Rule> rules;
-      for (const std::string& fault : faults) rules.push_back(parse_rule(fault, RuleUse::kInPlan));
+      std::vector<numeric::Rule> rules;
+      for (const std::string& fault : faults) rules.push_back(numeric::parse_rule(fault, numeric::RuleUse::kInPlan));
       for (std::size_t i = 0; i < rules.size(); ++i) rules[i].name += std::to_string(i);
-      const PlanSettings settings = read_plan_spec(recipe_of_rules({}, seed)).settings;
-      injection = std::make_unique<Injection>(PlanSpec{rules, settings}, model, Phase::kDiagnose, 1);
+      const recipe::PlanSettings settings = recipe::read_plan_spec(recipe::recipe_of_rules({}, seed)).settings;
+      injection = std::make_unique<lab::Injection>(recipe::PlanSpec{rules, settings}, model, site::Phase::kDiagnose, 1);
       injection->arm();
     }
     return examiner.run({method, tokens, seed, passes});
@@ -170,11 +168,11 @@ TEST(Healthy, IsSilentInBatches) {
 }
 
 TEST(Self, DoesNotTakeBiasesForOffsets) {
-  ModelConfig config = tiny_config(3);
-  config.architecture = Architecture::kQwen2;
+  model::ModelConfig config = tiny_config(3);
+  config.architecture = model::Architecture::kQwen2;
   config.attention_bias = true;
   Machine machine(config);
-  for (CausalLm::Parameter& one : machine.model.parameters())
+  for (model::CausalLm::Parameter& one : machine.model.parameters())
     if (one.name.ends_with(".bias")) one.tensor->fill_(0.25);
   const Diagnosis diagnosis = machine.diagnose("self");
   EXPECT_FALSE(diagnosis.fault_found());
@@ -186,11 +184,11 @@ TEST(Self, DoesNotTakeBiasesForOffsets) {
 
 // All experts score alike: which are chosen is arbitrary, and no fault.
 TEST(Self, IsNotMisledByRoutingTies) {
-  ModelConfig config = tiny_config(3);
-  config.architecture = Architecture::kQwen3Moe;
+  model::ModelConfig config = tiny_config(3);
+  config.architecture = model::Architecture::kQwen3Moe;
   config.moe.experts = 4, config.moe.experts_per_token = 2, config.moe.expert_size = 32;
   Machine machine(config);
-  for (CausalLm::Parameter& one : machine.model.parameters())
+  for (model::CausalLm::Parameter& one : machine.model.parameters())
     if (one.name.ends_with("mlp.gate.weight")) one.tensor->fill_(0.5);
   const Diagnosis diagnosis = machine.diagnose("self");
   EXPECT_FALSE(diagnosis.fault_found());
@@ -257,8 +255,8 @@ TEST(Classic, BoundsItsScores) {
 
 // Lesson 40: the gain was the probe divided by itself, 1 whatever the layer does.
 TEST(Classic, MeasuresAGainThatADeadZoneLowers) {
-  std::vector<ClassicProbe> probes(8);
-  for (ClassicProbe& probe : probes) probe.gain = 1;
+  std::vector<LayerScore> probes(8);
+  for (LayerScore& probe : probes) probe.gain = 1;
   probes[4].gain = 0.4;
   EXPECT_EQ(score_layers(probes)[4].kind, "deadzone");
   EXPECT_EQ(score_layers(probes)[3].score, 0);
@@ -301,11 +299,12 @@ TEST_P(Pictures, NameTheirKind) {
   const at::Tensor x = at::randn({24, 160}, at::detail::createCPUGenerator(7)).to(at::kBFloat16);
   for (const std::string extent : {"", ", extent.fraction=0.2, extent.structure=channel"}) {
     const bool first = GetParam().fault.ends_with("(") && !extent.empty();
-    const Rule rule = parse_rule(GetParam().fault + extent.substr(first ? 2 : 0) + ")", RuleUse::kOnTensor);
-    Observation observation{"test", "linear", place_id("model.layers.1"), x.to(at::kDouble), x.clone()};
-    apply_(observation.observed, rule, {1, "site"}, {0, 0, {}});
+    const numeric::Rule rule =
+        numeric::parse_rule(GetParam().fault + extent.substr(first ? 2 : 0) + ")", numeric::RuleUse::kOnTensor);
+    Observation observation{"test", "linear", site::place_id("model.layers.1"), x.to(at::kDouble), x.clone()};
+    numeric::apply_(observation.observed, rule, {1, "site"}, {0, 0, {}});
     observation.repetitions.push_back(x.clone());
-    apply_(observation.repetitions[0], rule, {1, "site"}, {0, 1, {}});
+    numeric::apply_(observation.repetitions[0], rule, {1, "site"}, {0, 1, {}});
     EXPECT_EQ(classify(observation, 0, 160).name, GetParam().kind) << GetParam().fault << extent;
   }
 }
@@ -330,4 +329,4 @@ TEST(HalfUlp, IsHalfTheDistanceToTheNextNumber) {
 }
 
 }  // namespace diagnose_test
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -1,24 +1,23 @@
 #include "diagnose/diagnosis.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 // JSON has no infinity; null says that nothing was allowed, or that the value was not finite.
-OrderedJson number(double value) { return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr); }
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-OrderedJson to_json(const Evidence& evidence) {
-  OrderedJson samples = OrderedJson::array();
+Json to_json(const Evidence& evidence) {
+  Json samples = Json::array();
   for (const Evidence::Sample& sample : evidence.samples)
     samples.push_back({{"row", sample.row},
                        {"column", sample.column},
                        {"expected", number(sample.expected)},
                        {"observed", number(sample.observed)}});
-  OrderedJson picture = OrderedJson::array();
+  Json picture = Json::array();
   for (const Evidence::Bin& bin : evidence.picture)
     picture.push_back({{"from", bin.from},
                        {"to", bin.to},
@@ -36,8 +35,8 @@ OrderedJson to_json(const Evidence& evidence) {
           {"picture", picture}};
 }
 
-OrderedJson to_json(const Candidate& candidate) {
-  OrderedJson evidence = OrderedJson::array();
+Json to_json(const Candidate& candidate) {
+  Json evidence = Json::array();
   for (const Evidence& one : candidate.evidence) evidence.push_back(to_json(one));
   return {{"layer", candidate.layer},
           {"place", candidate.place},
@@ -50,8 +49,34 @@ OrderedJson to_json(const Candidate& candidate) {
           {"evidence", evidence}};
 }
 
-OrderedJson object(OrderedJson properties) {
-  OrderedJson required = OrderedJson::array();
+// The numbers of a layer's score by their published names, once for the values and for their schema.
+constexpr std::pair<const char*, double LayerScore::*> kLayerNumbers[] = {
+    {"instability", &LayerScore::instability},
+    {"gain", &LayerScore::gain},
+    {"kurtosis", &LayerScore::kurtosis},
+    {"max_gain", &LayerScore::max_gain},
+    {"failure_rate", &LayerScore::failure_rate},
+    {"pileup_ratio", &LayerScore::pileup_ratio},
+    {"z_instability", &LayerScore::z_instability},
+    {"z_gain", &LayerScore::z_gain},
+    {"z_kurt", &LayerScore::z_kurt},
+    {"z_max_gain", &LayerScore::z_max_gain},
+    {"z_instability_jump", &LayerScore::z_instability_jump},
+    {"z_kurt_drop", &LayerScore::z_kurt_drop},
+    {"z_max_gain_drop", &LayerScore::z_max_gain_drop},
+    {"z_failure_jump", &LayerScore::z_failure_jump},
+    {"z_pileup_jump", &LayerScore::z_pileup_jump},
+    {"score", &LayerScore::score},
+};
+
+Json to_json(const LayerScore& layer, std::size_t index) {
+  Json json = {{"layer", index}, {"kind", layer.kind}, {"reasons", layer.reasons}, {"noise_seed", layer.noise_seed}};
+  for (const auto& [name, member] : kLayerNumbers) json[name] = number(layer.*member);
+  return json;
+}
+
+Json object(Json properties) {
+  Json required = Json::array();
   for (const auto& [name, schema] : properties.items()) required.push_back(name);
   return {{"type", "object"},
           {"properties", std::move(properties)},
@@ -59,7 +84,7 @@ OrderedJson object(OrderedJson properties) {
           {"additionalProperties", false}};
 }
 
-OrderedJson list_of(OrderedJson items) { return {{"type", "array"}, {"items", std::move(items)}}; }
+Json list_of(Json items) { return {{"type", "array"}, {"items", std::move(items)}}; }
 
 }  // namespace
 
@@ -72,74 +97,81 @@ std::string_view certainty_name(Certainty certainty) {
   return "statistical";
 }
 
-OrderedJson to_json(const Diagnosis& diagnosis) {
-  OrderedJson candidates = OrderedJson::array();
+Json to_json(const Diagnosis& diagnosis) {
+  Json candidates = Json::array();
   for (const Candidate& candidate : diagnosis.candidates) candidates.push_back(to_json(candidate));
   const char* verdict = diagnosis.fault_found()                            ? "fault"
                         : diagnosis.not_tested.empty()                     ? "healthy"
                         : diagnosis.relations > 0 && !diagnosis.broken_off ? "healthy_where_tested"
                                                                            : "not_tested";
-  return {{"version", kDiagnosisVersion},
-          {"method", diagnosis.method},
-          {"verdict", verdict},
-          {"candidates", candidates},
-          {"not_tested", diagnosis.not_tested},
-          {"not_excluded", diagnosis.not_excluded},
-          {"relations", diagnosis.relations},
-          {"elements", diagnosis.elements},
-          {"passes", diagnosis.passes},
-          {"forward_equivalents", diagnosis.forwards},
-          {"layer_forward_equivalents", diagnosis.layer_forwards},
-          {"operator_calls", diagnosis.operator_calls},
-          {"seconds", diagnosis.seconds}};
+  Json json = {{"version", kDiagnosisVersion},
+               {"method", diagnosis.method},
+               {"verdict", verdict},
+               {"candidates", candidates},
+               {"not_tested", diagnosis.not_tested},
+               {"not_excluded", diagnosis.not_excluded},
+               {"relations", diagnosis.relations},
+               {"elements", diagnosis.elements},
+               {"passes", diagnosis.passes},
+               {"forward_equivalents", diagnosis.forwards},
+               {"layer_forward_equivalents", diagnosis.layer_forwards},
+               {"operator_calls", diagnosis.operator_calls},
+               {"seconds", diagnosis.seconds}};
+  for (std::size_t i = 0; i < diagnosis.layers.size(); ++i) json["layers"].push_back(to_json(diagnosis.layers[i], i));
+  return json;
 }
 
-OrderedJson diagnosis_schema() {
-  const OrderedJson text = {{"type", "string"}}, count = {{"type", "integer"}, {"minimum", 0}};
-  const OrderedJson amount = {{"type", "number"}, {"minimum", 0}}, any_number = {{"type", {"number", "null"}}};
-  const OrderedJson layer = {{"type", "integer"}, {"minimum", -1}};
-  const OrderedJson sample =
-      object({{"row", count}, {"column", count}, {"expected", any_number}, {"observed", any_number}});
-  const OrderedJson bin = object({{"from", amount},
-                                  {"to", amount},
-                                  {"elements", count},
-                                  {"wrong", count},
-                                  {"ratio", any_number},
-                                  {"residual", any_number}});
-  const OrderedJson evidence = object({{"relation", text},
-                                       {"place", text},
-                                       {"elements", count},
-                                       {"violations", count},
-                                       {"ratio", any_number},
-                                       {"pass", count},
-                                       {"samples", list_of(sample)},
-                                       {"picture", list_of(bin)}});
-  const OrderedJson candidate = object({{"layer", layer},
-                                        {"place", text},
-                                        {"operation", text},
-                                        {"kind", text},
-                                        {"detail", text},
-                                        {"score", any_number},
-                                        {"certainty", {{"enum", {"exact", "bound", "statistical"}}}},
-                                        {"intermittent", {{"type", "boolean"}}},
-                                        {"evidence", list_of(evidence)}});
-  OrderedJson schema = object({{"version", {{"const", kDiagnosisVersion}}},
-                               {"method", {{"enum", {"classic", "self", "shadow"}}}},
-                               {"verdict", {{"enum", {"fault", "healthy", "healthy_where_tested", "not_tested"}}}},
-                               {"candidates", list_of(candidate)},
-                               {"not_tested", list_of(text)},
-                               {"not_excluded", list_of(text)},
-                               {"relations", count},
-                               {"elements", count},
-                               {"passes", count},
-                               {"forward_equivalents", amount},
-                               {"layer_forward_equivalents", amount},
-                               {"operator_calls", count},
-                               {"seconds", amount}});
-  schema["properties"]["made_by"] = {{"type", "object"}};  // of a file: command, versions, machine, model
+Json diagnosis_schema() {
+  const Json text = {{"type", "string"}}, count = {{"type", "integer"}, {"minimum", 0}};
+  const Json amount = {{"type", "number"}, {"minimum", 0}}, any_number = {{"type", {"number", "null"}}};
+  const Json layer = {{"type", "integer"}, {"minimum", -1}};
+  const Json sample = object({{"row", count}, {"column", count}, {"expected", any_number}, {"observed", any_number}});
+  const Json bin = object({{"from", amount},
+                           {"to", amount},
+                           {"elements", count},
+                           {"wrong", count},
+                           {"ratio", any_number},
+                           {"residual", any_number}});
+  const Json evidence = object({{"relation", text},
+                                {"place", text},
+                                {"elements", count},
+                                {"violations", count},
+                                {"ratio", any_number},
+                                {"pass", count},
+                                {"samples", list_of(sample)},
+                                {"picture", list_of(bin)}});
+  const Json candidate = object({{"layer", layer},
+                                 {"place", text},
+                                 {"operation", text},
+                                 {"kind", text},
+                                 {"detail", text},
+                                 {"score", any_number},
+                                 {"certainty", {{"enum", {"exact", "bound", "statistical"}}}},
+                                 {"intermittent", {{"type", "boolean"}}},
+                                 {"evidence", list_of(evidence)}});
+  Json schema = object({{"version", {{"const", kDiagnosisVersion}}},
+                        {"method", {{"enum", {"classic", "self", "shadow"}}}},
+                        {"verdict", {{"enum", {"fault", "healthy", "healthy_where_tested", "not_tested"}}}},
+                        {"candidates", list_of(candidate)},
+                        {"not_tested", list_of(text)},
+                        {"not_excluded", list_of(text)},
+                        {"relations", count},
+                        {"elements", count},
+                        {"passes", count},
+                        {"forward_equivalents", amount},
+                        {"layer_forward_equivalents", amount},
+                        {"operator_calls", count},
+                        {"seconds", amount}});
+  // Of a file: command, versions, machine, model; the verdicts of all methods; what --fault planted, and its proof.
+  schema["properties"]["made_by"] = schema["properties"]["planted"] =
+      schema["properties"]["evidence"] = {{"type", "object"}};
+  Json layer_score = {{"layer", count}, {"kind", text}, {"reasons", list_of(text)}, {"noise_seed", count}};
+  for (const auto& [name, member] : kLayerNumbers) layer_score[name] = any_number;
+  schema["properties"]["layers"] = list_of(object(layer_score));  // of classic
+  schema["properties"]["verdicts"] = list_of({{"type", "object"}});
   schema["$schema"] = "https://json-schema.org/draft/2020-12/schema";
   schema["title"] = "faultline diagnosis";
   return schema;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

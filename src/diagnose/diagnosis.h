@@ -5,11 +5,12 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
-namespace faultline {
+#include "base/json.h"
+
+namespace faultline::diagnose {
 
 inline constexpr int kDiagnosisVersion = 1;
 
@@ -52,11 +53,29 @@ struct Candidate {
   std::vector<Evidence> evidence;
 };
 
+// Of `classic`: what it measured at one layer's output, z-scores along depth (0 where a layer has none), and what they
+// add up to. Names are those of the published script.
+struct LayerScore {
+  double instability = 0;   // standard deviation of what repetitions differ by
+  double gain = 0;          // standard deviation of what a small noise at the input changes, over that of the noise
+  double kurtosis = 0;      // excess
+  double max_gain = 0;      // quantile 0.999 of what an input moved by 50 changes, over 50
+  double failure_rate = 0;  // share of elements that then move by less than 0.85 of the median
+  double pileup_ratio = 0;  // an outermost bin of a hundred over the mean of the third and fourth beside it
+  double z_instability = 0, z_gain = 0, z_kurt = 0, z_max_gain = 0;
+  double z_instability_jump = 0, z_kurt_drop = 0, z_max_gain_drop = 0, z_failure_jump = 0, z_pileup_jump = 0;
+  double score = 0;
+  std::string kind;                  // "": nothing stands out
+  std::vector<std::string> reasons;  // "DEAD_ZONE"
+  uint64_t noise_seed = 0;           // of the noise at the input: torch's generator on the CPU, in the model's type
+};
+
 struct Diagnosis {
   std::string method;
   std::vector<Candidate> candidates;    // most accused first; empty and everything tested: healthy
   std::vector<std::string> not_tested;  // sentences
   std::vector<std::string> not_excluded;
+  std::vector<LayerScore> layers;       // of classic alone
   int64_t relations = 0, elements = 0;  // judged
   double forwards = 0;                  // forward-equivalents of the prompt
   double layer_forwards = 0;            // of them, what naming the layer alone would have cost
@@ -69,7 +88,7 @@ struct Diagnosis {
 };
 
 std::string_view certainty_name(Certainty certainty);
-nlohmann::ordered_json to_json(const Diagnosis& diagnosis);
-nlohmann::ordered_json diagnosis_schema();  // JSON Schema of the above
+Json to_json(const Diagnosis& diagnosis);
+Json diagnosis_schema();  // JSON Schema of the above
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -7,20 +7,18 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "diagnose/classic.h"
-#include "diagnose/self.h"
-#include "diagnose/shadow.h"
+#include "diagnose/methods.h"
 #include "tap/plan.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
-Examiner::Examiner(const CausalLm& model, const at::Device& reference, uint64_t seed, bool keep)
+Examiner::Examiner(const model::CausalLm& model, const at::Device& reference, uint64_t seed, bool keep)
     : model_(model), device_(reference), seed_(seed) {
   reference_.device = reference;
   reference_.keep_weights = keep;
 }
 
-const std::map<PlaceId, KnownAnswers>& Examiner::answers() {
+const std::map<site::PlaceId, KnownAnswers>& Examiner::answers() {
   if (answers_.empty()) {
     const PlanPause pause;
     answers_ = known_answers(model_, seed_, device_);
@@ -33,15 +31,16 @@ Diagnosis Examiner::run(const Examination& examination) {
   if (examination.method == "self")
     return diagnose_self(model_, answers(), {tokens, examination.seed, examination.passes, true});
   if (examination.method == "shadow") return diagnose_shadow(model_, reference_, {tokens, examination.passes});
-  if (examination.method == "classic") return diagnose_classic(model_, {tokens, examination.seed, true});
+  if (examination.method == "classic")
+    return diagnose_classic(model_, {tokens, examination.seed, !examination.whole_forwards});
   static const std::vector<std::string> methods = {"classic", "self", "shadow"};
   throw UsageError(
       fmt::format("there is no method '{}'{}", examination.method, did_you_mean(examination.method, methods)));
 }
 
-Planted planted_by(Plan& plan) {
+Planted planted_by(tap::Plan& plan) {
   Planted planted;
-  for (const Plan::Evidence& evidence : plan.read_evidence()) {
+  for (const tap::Plan::Evidence& evidence : plan.read_evidence()) {
     planted.calls += static_cast<int64_t>(evidence.numbers.active_calls);
     planted.changed += static_cast<int64_t>(evidence.numbers.changed);
     planted.largest_error = std::max(planted.largest_error, evidence.numbers.max_abs_error);
@@ -50,4 +49,4 @@ Planted planted_by(Plan& plan) {
   return planted;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -8,30 +8,35 @@
 #include "diagnose/known_answers.h"
 #include "diagnose/recomputation.h"
 
-namespace faultline {
+namespace faultline::tap {
+class Plan;
+}
+
+namespace faultline::diagnose {
 
 struct Examination {
   std::string method = "self";  // classic, self, shadow
   at::Tensor tokens;            // (1, T) int64, on any device
   uint64_t seed = 0;
   int64_t passes = 1;
+  bool whole_forwards = false;  // classic: 11 a layer, as published
 };
 
 class Examiner {
  public:
   // reference: where answers are computed. keep: everything that further diagnoses of the same model can use again.
-  Examiner(const CausalLm& model, const at::Device& reference, uint64_t seed, bool keep);
+  Examiner(const model::CausalLm& model, const at::Device& reference, uint64_t seed, bool keep);
 
   Diagnosis run(const Examination& examination);
-  const CausalLm& model() const { return model_; }
+  const model::CausalLm& model() const { return model_; }
 
  private:
-  const std::map<PlaceId, KnownAnswers>& answers();
+  const std::map<site::PlaceId, KnownAnswers>& answers();
 
-  const CausalLm& model_;
+  const model::CausalLm& model_;
   at::Device device_;
   uint64_t seed_;
-  std::map<PlaceId, KnownAnswers> answers_;
+  std::map<site::PlaceId, KnownAnswers> answers_;
   Recomputation reference_;
 };
 
@@ -40,7 +45,6 @@ struct Planted {
   int64_t calls = 0, changed = 0;
   double largest_error = 0, mean_error = 0;
 };
-class Plan;
-Planted planted_by(Plan& plan);
+Planted planted_by(tap::Plan& plan);
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -9,12 +9,12 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 Interview::Interview(std::map<std::string, ModuleFacts> modules, InterviewOptions options)
     : modules_(std::move(modules)), options_(std::move(options)) {
   std::map<int64_t, std::string> layers;
   for (const auto& [path, facts] : modules_) {
-    if (role_of_path(path) == "layer") layers[layer_of_path(path)] = path;
+    if (site::role_of_path(path) == "layer") layers[site::layer_of_path(path)] = path;
     if (facts.weight.defined() && facts.weight.is_floating_point()) dtype_ = facts.weight.scalar_type();
   }
   for (const auto& [index, path] : layers) layers_.push_back(path);
@@ -23,7 +23,7 @@ Interview::Interview(std::map<std::string, ModuleFacts> modules, InterviewOption
   if (options_.tokens.dim() != 2 || options_.tokens.size(0) != 1 || options_.tokens.numel() == 0)
     throw UsageError("tokens: one row of at least one token is wanted, (1, T)");
   for (const auto& [path, facts] : modules_) {
-    if (layer_of_path(path) < 0) continue;
+    if (site::layer_of_path(path) < 0) continue;
     biases_ |= facts.bias.defined();
     if (facts.type == "linear") layer_weights_ += static_cast<double>(facts.weight.numel());
   }
@@ -42,7 +42,8 @@ void Interview::note_limits() {
     not_tested_.push_back("modules with biases: g(0) is not 0, so absolute faults of a layer's output are not tested");
   std::set<std::string> unknown;
   for (const auto& [path, facts] : modules_) {
-    if (facts.type == "other" && layer_of_path(path) >= 0 && facts.weight.defined()) unknown.insert(facts.class_name);
+    if (facts.type == "other" && site::layer_of_path(path) >= 0 && facts.weight.defined())
+      unknown.insert(facts.class_name);
     if (facts.weight.defined() && !facts.weight.isfinite().all().item<bool>())
       not_tested_.push_back(path + ": its weights are not finite");
   }
@@ -75,7 +76,7 @@ void Interview::begin_pass() {
     const PlanPause pause;
     const at::Tensor rows =
         modules_.at(table).weight.index_select(0, options_.tokens.reshape(-1).to(modules_.at(table).weight.device()));
-    observe({"rows of the table", "embedding", place_id(table), rows, answers[0].back().reshape(rows.sizes())});
+    observe({"rows of the table", "embedding", site::place_id(table), rows, answers[0].back().reshape(rows.sizes())});
   });
 }
 
@@ -162,4 +163,4 @@ Diagnosis Interview::verdict() const {
   return diagnosis;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

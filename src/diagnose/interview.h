@@ -15,7 +15,7 @@
 #include "diagnose/diagnosis.h"
 #include "diagnose/operator_relations.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 // What the driver knows of a module, by its path.
 struct ModuleFacts {
@@ -95,4 +95,4 @@ class Interview {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

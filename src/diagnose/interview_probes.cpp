@@ -6,13 +6,12 @@
 
 #include "base/text.h"
 #include "diagnose/interview.h"
+#include "diagnose/methods.h"
 #include "diagnose/observation.h"
-#include "diagnose/self.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
-constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40, kLarge = 128;
 constexpr int64_t kAskedRows = 12, kAttentionRows = 4;
 
 // Signs at random; half of the rows level, the others over eight powers of two.
@@ -36,7 +35,7 @@ at::Tensor as_batch(const at::Tensor& x, int64_t length) {
 }  // namespace
 
 void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
-  const PlaceId place = place_id(layer);
+  const site::PlaceId place = site::place_id(layer);
   const int64_t length = x.size(1);
   const auto rows = [&](const at::Tensor& given) {
     const int64_t count = given.numel() / given.size(-1);
@@ -79,8 +78,8 @@ void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
 void Interview::add_linear(const std::string& path, const ModuleFacts& facts) {
   const PlanPause pause;
   if (!answers_.contains(path)) {
-    Linear linear;
-    linear.place = place_id(path), linear.weight = facts.weight, linear.bias = facts.bias;
+    model::Linear linear;
+    linear.place = site::place_id(path), linear.weight = facts.weight, linear.bias = facts.bias;
     answers_[path] = known_answers(linear, mix64(options_.seed, hash64(path)), at::kCPU);
   }
   const KnownAnswers& known = answers_.at(path);
@@ -88,7 +87,7 @@ void Interview::add_linear(const std::string& path, const ModuleFacts& facts) {
   operator_products_ += static_cast<double>(times * known.input.size(0)) * static_cast<double>(facts.weight.numel());
   add({Probe::Call::kPlain, path, known.input, times, {}}, [=, this](const Answers& answers) {
     const KnownAnswers& right = answers_.at(path);
-    Observation observation{"known answers",     "linear",       place_id(path), right.expected,
+    Observation observation{"known answers",     "linear",       site::place_id(path), right.expected,
                             flat(answers[0][0]), right.tolerance};
     for (std::size_t i = 1; i < answers.size(); ++i) observation.repetitions.push_back(flat(answers[i][0]));
     observe(observation);
@@ -109,8 +108,14 @@ void Interview::add_norm(const std::string& path, const ModuleFacts& facts) {
   const at::Tensor tolerance =
       (half_ulp(exact, dtype_) + half_ulp(normed, dtype_) * weight.abs()) * 1.01 + exact.abs() * kFunctionError;
   add({Probe::Call::kPlain, path, x, 2, {}}, [=, this](const Answers& answers) {
-    observe(
-        {"known answers", "norm", place_id(path), exact, flat(answers[0][0]), tolerance, {}, {flat(answers[1][0])}});
+    observe({"known answers",
+             "norm",
+             site::place_id(path),
+             exact,
+             flat(answers[0][0]),
+             tolerance,
+             {},
+             {flat(answers[1][0])}});
   });
 }
 
@@ -125,7 +130,7 @@ void Interview::add_activation(const std::string& path) {
   add({Probe::Call::kPlain, path, x, 2, {}}, [=, this](const Answers& answers) {
     observe({"known answers",
              "activation",
-             place_id(path),
+             site::place_id(path),
              exact,
              flat(answers[0][0]),
              tolerance,
@@ -150,7 +155,7 @@ void Interview::add_attention(const std::string& path, const at::Tensor& x) {
   Probe probe{Probe::Call::kAgain, path, given, 1, {{value, true}, {output, false}, {output, true}}};
   add(std::move(probe), [=, this](const Answers& answers) {
     const PlanPause pause;
-    const PlaceId place = place_id(path);
+    const site::PlaceId place = site::place_id(path);
     const at::Tensor values = answers[0][1].select(1, 0),
                      mixed = answers[0][2].select(1, 0);  // (B, kv * D), (B, H * D)
     const int64_t size = options_.head_size, group = mixed.size(1) / std::max<int64_t>(1, values.size(1));
@@ -178,9 +183,9 @@ void Interview::add_mlp(const std::string& path) {
   add(std::move(probe), [=, this](const Answers& answers) {
     const PlanPause paused;
     const at::Tensor exact = flat(answers[0][1]).to(at::kDouble) * flat(answers[0][2]).to(at::kDouble);
-    observe({"a product", "module", place_id(path), exact, flat(answers[0][3]), half_ulp(exact, dtype_) * 1.001});
-    observe({"the sum of its parts", "module", place_id(path), flat(answers[0][4]), flat(answers[0][0])});
+    observe({"a product", "module", site::place_id(path), exact, flat(answers[0][3]), half_ulp(exact, dtype_) * 1.001});
+    observe({"the sum of its parts", "module", site::place_id(path), flat(answers[0][4]), flat(answers[0][0])});
   });
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

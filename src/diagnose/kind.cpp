@@ -9,10 +9,9 @@
 #include <functional>
 #include <map>
 
-#include "base/stats.h"
-#include "diagnose/kind_formulas.h"
+#include "base/stats/stats.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 // A channel whose values all lie below this share of the row's largest and are lost: a dead zone, as far as can be
@@ -173,4 +172,4 @@ Kind classify(const Observation& observation, int64_t first, int64_t size) {
   return kind;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

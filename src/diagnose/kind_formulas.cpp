@@ -1,14 +1,13 @@
-#include "diagnose/kind_formulas.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "base/stats.h"
+#include "base/stats/stats.h"
+#include "diagnose/kind.h"
 #include "diagnose/observation.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 struct Interval {
@@ -126,4 +125,4 @@ bool name_formula(const Picture& picture, Kind& kind) {
   return true;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

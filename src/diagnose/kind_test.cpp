@@ -5,10 +5,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
-#include "diagnose/campaign_bars.h"
+#include "diagnose/campaign/campaign.h"
 #include "nlohmann/json.hpp"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace kind_test {
 
 at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
@@ -17,7 +17,7 @@ at::Tensor normal(at::IntArrayRef sizes, uint64_t seed) {
 }
 
 std::string kind_of(const at::Tensor& expected, const at::Tensor& observed, const at::Tensor& tolerance = {}) {
-  return classify({"known answers", "linear", kNowhere, expected, observed, tolerance}, 0, expected.size(1)).name;
+  return classify({"known answers", "linear", site::kNowhere, expected, observed, tolerance}, 0, expected.size(1)).name;
 }
 
 TEST(Kind, OfOneSpikeIsNoGain) {  // all but one element of its column are as they should be
@@ -59,9 +59,9 @@ TEST(Kind, OfABiasOutOfNothingIsNoStuckBit) {  // 2^-6 with one bit turned round
   EXPECT_EQ(kind_of(expected, sign * 0x1p-6, at::full_like(expected, 0x1p-40)), "systematic_bias");
 }
 
-nlohmann::ordered_json bars_of(int64_t right, int64_t trials) {
-  const nlohmann::ordered_json rate = {{"right", right}, {"trials", trials}};
-  const nlohmann::ordered_json rates = {{"layer", rate}, {"layer_and_operator", rate}, {"kind", rate}};
+Json bars_of(int64_t right, int64_t trials) {
+  const Json rate = {{"right", right}, {"trials", trials}};
+  const Json rates = {{"layer", rate}, {"layer_and_operator", rate}, {"kind", rate}};
   return judge_bars({{"shadow", {{"pools", {{"gain x linear", rates}, {"gain", {}}}}}}});
 }
 
@@ -73,4 +73,4 @@ TEST(Bars, AreJudgedOnPoolsThatAreLargeEnough) {
 }
 
 }  // namespace kind_test
-}  // namespace faultline
+}  // namespace faultline::diagnose

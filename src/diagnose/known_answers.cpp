@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "diagnose/observation.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192, kPatternRows = 12, kSolvedAtOnce = 64;
@@ -70,7 +70,7 @@ at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight_norms
   return half_ulp(exact, dtype) + sizes * (c * std::sqrt(static_cast<double>(x.size(1))) * kAccumulator);
 }
 
-KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device& reference) {
+KnownAnswers known_answers(const model::Linear& linear, uint64_t seed, const at::Device& reference) {
   const at::ScalarType dtype = linear.weight.scalar_type();
   at::Generator random = generator(seed);
   const at::Tensor weight = linear.weight.to(reference).to(at::kDouble);  // (N, K)
@@ -89,7 +89,7 @@ KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device
 }
 
 // Levels in the output: where its weight is small the input is large. A norm's weight is wider than what it works on.
-KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference, at::ScalarType dtype) {
+KnownAnswers known_answers(const model::Norm& norm, uint64_t seed, const at::Device& reference, at::ScalarType dtype) {
   const at::Tensor weight = norm.weight.to(reference).to(at::kDouble);
   const at::Tensor level = 1 / weight.abs().clamp_min(1e-2 * weight.abs().mean() + 1e-30);
   at::Tensor x = patterns(weight.numel(), 8, seed).to(reference);
@@ -102,49 +102,51 @@ KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& re
   return {x.to(device), exact.to(device), tolerance.to(device)};
 }
 
-std::vector<const Norm*> norms_of(const Layer& layer) {
-  std::vector<const Norm*> all;
-  for (const Norm* norm :
+std::vector<const model::Norm*> norms_of(const model::Layer& layer) {
+  std::vector<const model::Norm*> all;
+  for (const model::Norm* norm :
        {&layer.input_norm, &layer.post_attention_norm, &layer.attention.query_norm, &layer.attention.key_norm})
     if (norm->weight.defined()) all.push_back(norm);
   return all;
 }
 
-std::vector<const Linear*> linears_of(const Layer& layer) {
-  std::vector<const Linear*> all = {&layer.attention.qkv, &layer.attention.output};
-  const auto add = [&](const Mlp& mlp) {
-    for (const Linear* linear : {&mlp.gate_up, &mlp.down})
+std::vector<const model::Linear*> linears_of(const model::Layer& layer) {
+  std::vector<const model::Linear*> all = {&layer.attention.qkv, &layer.attention.output};
+  const auto add = [&](const model::Mlp& mlp) {
+    for (const model::Linear* linear : {&mlp.gate_up, &mlp.down})
       if (linear->weight.defined()) all.push_back(linear);
   };
-  if (const auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
+  if (const auto* mlp = std::get_if<model::Mlp>(&layer.mlp)) {
     add(*mlp);
     return all;
   }
-  const Moe& moe = std::get<Moe>(layer.mlp);
+  const model::Moe& moe = std::get<model::Moe>(layer.mlp);
   all.push_back(&moe.router);
-  for (const Mlp& expert : moe.experts) add(expert);
+  for (const model::Mlp& expert : moe.experts) add(expert);
   add(moe.shared);
   if (moe.shared_gate.weight.defined()) all.push_back(&moe.shared_gate);
   return all;
 }
 
-std::map<PlaceId, KnownAnswers> known_answers(const CausalLm& model, uint64_t seed, const at::Device& reference,
-                                              const std::function<void(double)>& progress) {
+std::map<site::PlaceId, KnownAnswers> known_answers(const model::CausalLm& model, uint64_t seed,
+                                                    const at::Device& reference,
+                                                    const std::function<void(double)>& progress) {
   const at::NoGradGuard no_gradients;
-  std::map<PlaceId, KnownAnswers> answers;
+  std::map<site::PlaceId, KnownAnswers> answers;
   const at::ScalarType dtype = model.options().dtype().toScalarType();
   const auto add = [&](const auto& one, auto... of_norms) {
     if (one.weight.isfinite().all().template item<bool>())
-      answers[one.place] = known_answers(one, mix64(seed, hash64(place_of(one.place).path)), reference, of_norms...);
+      answers[one.place] =
+          known_answers(one, mix64(seed, hash64(site::place_of(one.place).path)), reference, of_norms...);
   };
   double done = 0;
   add(model.final_norm(), dtype);
-  for (const Layer& layer : model.layers()) {
-    for (const Linear* linear : linears_of(layer)) add(*linear);
-    for (const Norm* norm : norms_of(layer)) add(*norm, dtype);
+  for (const model::Layer& layer : model.layers()) {
+    for (const model::Linear* linear : linears_of(layer)) add(*linear);
+    for (const model::Norm* norm : norms_of(layer)) add(*norm, dtype);
     if (progress) progress(++done / static_cast<double>(model.layers().size()));
   }
   return answers;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -10,7 +10,7 @@
 
 #include "model/causal_lm.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 struct KnownAnswers {
   at::Tensor input;      // (R, in), of the model's type
@@ -25,21 +25,22 @@ at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight_norms
                              at::ScalarType dtype, const at::Device& device);
 
 // reference: where the answers are computed.
-KnownAnswers known_answers(const Linear& linear, uint64_t seed, const at::Device& reference);
+KnownAnswers known_answers(const model::Linear& linear, uint64_t seed, const at::Device& reference);
 
-KnownAnswers known_answers(const Norm& norm, uint64_t seed, const at::Device& reference, at::ScalarType dtype);
+KnownAnswers known_answers(const model::Norm& norm, uint64_t seed, const at::Device& reference, at::ScalarType dtype);
 
 // Of every linear and norm of the layers, and of the last norm, whose weight is finite, by place. progress: the share
 // that is done.
-std::map<PlaceId, KnownAnswers> known_answers(const CausalLm& model, uint64_t seed, const at::Device& reference,
-                                              const std::function<void(double)>& progress = {});
+std::map<site::PlaceId, KnownAnswers> known_answers(const model::CausalLm& model, uint64_t seed,
+                                                    const at::Device& reference,
+                                                    const std::function<void(double)>& progress = {});
 
 // The linears of one layer, routers and experts included; its norms.
-std::vector<const Linear*> linears_of(const Layer& layer);
-std::vector<const Norm*> norms_of(const Layer& layer);
+std::vector<const model::Linear*> linears_of(const model::Layer& layer);
+std::vector<const model::Norm*> norms_of(const model::Layer& layer);
 
 // (12, columns) of fp64 on the CPU: signs at random; half of the rows with all magnitudes nearly equal, so that each
 // element is the largest; the others spread over so many powers of two, so that small ones are there to be lost.
 at::Tensor patterns(int64_t columns, double octaves, uint64_t seed);
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

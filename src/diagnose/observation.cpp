@@ -7,7 +7,7 @@
 
 #include "tap/plan.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 constexpr int64_t kSamples = 6;
@@ -110,14 +110,14 @@ std::optional<Judged> judge(const Observation& observation) {
   judged.place = observation.place;
   judged.size = observation.observed.size(1);
   int64_t first = 0;
-  for (const Linear::Part& part : observation.parts) {
+  for (const model::Linear::Part& part : observation.parts) {
     if (where.narrow(1, first, part.size).sum().item<int64_t>() == count)
       judged.place = part.place, judged.first = first, judged.size = part.size;
     first += part.size;
   }
   Evidence& evidence = judged.evidence;
   evidence.relation = observation.relation;
-  evidence.place = place_of(judged.place).path;
+  evidence.place = site::place_of(judged.place).path;
   evidence.elements = where.numel();
   evidence.violations = count;
   evidence.ratio = worst_ratio(observation, where);
@@ -127,7 +127,7 @@ std::optional<Judged> judge(const Observation& observation) {
 }
 
 PlanPause::PlanPause() {
-  const auto plan = active_plan();
+  const auto plan = tap::active_plan();
   if (!plan || !plan->armed()) return;
   plan->set_armed(false);
   was_armed_ = true;
@@ -135,7 +135,7 @@ PlanPause::PlanPause() {
 
 PlanPause::~PlanPause() {
   if (!was_armed_) return;
-  if (const auto plan = active_plan()) plan->set_armed(true);
+  if (const auto plan = tap::active_plan()) plan->set_armed(true);
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -13,23 +13,23 @@
 #include "model/linear.h"
 #include "site/place.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 struct Observation {
   std::string relation;
   std::string operation;  // as Candidate's
-  PlaceId place = kNowhere;
-  at::Tensor expected;                       // (rows, columns), exact or in a wider type
-  at::Tensor observed;                       // (rows, columns), as it came
-  at::Tensor tolerance = {};                 // like expected; undefined: none, equal bits (0 and -0 are equal)
-  std::vector<Linear::Part> parts = {};      // columns that have places of their own
-  std::vector<at::Tensor> repetitions = {};  // of the same call
+  site::PlaceId place = site::kNowhere;
+  at::Tensor expected;                          // (rows, columns), exact or in a wider type
+  at::Tensor observed;                          // (rows, columns), as it came
+  at::Tensor tolerance = {};                    // like expected; undefined: none, equal bits (0 and -0 are equal)
+  std::vector<model::Linear::Part> parts = {};  // columns that have places of their own
+  std::vector<at::Tensor> repetitions = {};     // of the same call
 };
 
 // What was broken. place: of the part, where the violations keep to one.
 struct Judged {
   Evidence evidence;
-  PlaceId place;
+  site::PlaceId place;
   int64_t first = 0, size = 0;  // the columns that belong to the place
 };
 std::optional<Judged> judge(const Observation& observation);
@@ -40,11 +40,14 @@ std::vector<bool> suspicious(std::span<const Observation> observations);
 
 int mantissa_bits(at::ScalarType dtype);  // 7 of bf16
 
-// Half the distance between neighbours of the dtype at |y|, in fp64.
 at::Tensor flat(const at::Tensor& x);  // (rows, last dimension)
 
-constexpr double kRoundedReference = 0x1p-7;  // the row's largest was itself rounded, of bf16 so much
-constexpr double kFunctionError = 0x1p-20;    // of fp32 functions and short sums, relative; 8 ulps of fp32
+constexpr double kRoundedReference = 0x1p-7;             // the row's largest was itself rounded, of bf16 so much
+constexpr double kFunctionError = 0x1p-20;               // of fp32 functions and short sums, relative; 8 ulps of fp32
+constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40;  // inputs times the one give outputs below the other
+constexpr double kLarge = 128;                           // silu(128) = 128 and silu(-128) = 0 in fp32
+
+// Half the distance between neighbours of the dtype at |y|, in fp64.
 at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype);
 
 // While it lives, no rule of the active plan acts.
@@ -59,4 +62,4 @@ class PlanPause {
   bool was_armed_ = false;
 };
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -6,7 +6,7 @@
 
 #include <limits>
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace observation_test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -53,4 +53,4 @@ TEST(Observation, WithAToleranceAccusesWhatLiesBeyondIt) {
 }
 
 }  // namespace observation_test
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -8,11 +8,10 @@
 #include "model/ops.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 constexpr double kOctaves = 8;  // of the values of a row
-constexpr double kLarge = 128;  // silu(128) = 128 and silu(-128) = 0 in fp32
 
 }  // namespace
 
@@ -30,7 +29,7 @@ const at::Tensor& OperatorProbe::rows(int64_t columns) {
   return made = patterns(columns, kOctaves, seed_).to(model_.options().dtype()).to(model_.device());
 }
 
-void OperatorProbe::probe_linear(const Linear& linear) {
+void OperatorProbe::probe_linear(const model::Linear& linear) {
   const auto found = answers_.find(linear.place);
   if (found == answers_.end()) return;
   const KnownAnswers& known = found->second;
@@ -45,14 +44,14 @@ void OperatorProbe::probe_linear(const Linear& linear) {
   if (linear.weight.is_cuda()) probe("known answers of few rows", std::min<int64_t>(8, known.input.size(0)));
 }
 
-void OperatorProbe::probe_norm(const Norm& norm) {
+void OperatorProbe::probe_norm(const model::Norm& norm) {
   const auto found = answers_.find(norm.place);
   if (found == answers_.end()) return;
   const at::Tensor &x = found->second.input, &exact = found->second.expected, &tolerance = found->second.tolerance;
   run({"known answers", "norm", norm.place, exact, {}, tolerance}, [&] { return norm(x); });
   at::Tensor sum;
   run({"known answers after a sum", "norm", norm.place, exact, {}, tolerance}, [&] {
-    ResidualStream stream(at::zeros_like(x));
+    model::ResidualStream stream(at::zeros_like(x));
     stream.add(x);
     const at::Tensor y = stream.normed(norm);
     sum = stream.sum();
@@ -81,15 +80,15 @@ const KnownAnswers& OperatorProbe::activation_answers(int64_t inner) {
   return made;
 }
 
-void OperatorProbe::probe_activation(const Mlp& mlp) {
+void OperatorProbe::probe_activation(const model::Mlp& mlp) {
   const KnownAnswers& known = activation_answers(mlp.down.weight.size(1));
   run({"known answers", "activation", mlp.activation, known.expected, {}, known.tolerance}, [&] {
-    const Scope scope(mlp.activation);
-    return boundary(ops::swiglu(known.input), mlp.activation, Surface::kOutput);
+    const site::Scope scope(mlp.activation);
+    return site::boundary(model::ops::swiglu(known.input), mlp.activation, site::Surface::kOutput);
   });
 }
 
-const OperatorProbe::OneKey& OperatorProbe::one_key(const Attention& attention) {
+const OperatorProbe::OneKey& OperatorProbe::one_key(const model::Attention& attention) {
   const int64_t heads = attention.heads, kv_heads = attention.kv_heads, size = attention.head_size;
   OneKey& made = one_key_[heads * size];
   if (made.query.defined()) return made;
@@ -107,38 +106,39 @@ const OperatorProbe::OneKey& OperatorProbe::one_key(const Attention& attention) 
 }
 
 // Softmax over one key is 1: the value comes back to the bit.
-void OperatorProbe::probe_attention(const Attention& attention) {
+void OperatorProbe::probe_attention(const model::Attention& attention) {
   const OneKey& one = one_key(attention);
   run({"one key", "attention", attention.place, flat(one.value), {}}, [&] {
-    const Scope scope(attention.place);
+    const site::Scope scope(attention.place);
     return flat(at::scaled_dot_product_attention(one.query, one.query, one.value, {}, 0.0, /*is_causal=*/true));
   });
   run({"one cached key", "attention", attention.place, one.wanted, {}}, [&] {
-    const Scope scope(attention.place);
-    return ops::attend_cached(one.query.reshape({one.query.size(0), -1}), one.keys, one.values, one.lengths, 0.125);
+    const site::Scope scope(attention.place);
+    return model::ops::attend_cached(one.query.reshape({one.query.size(0), -1}), one.keys, one.values, one.lengths,
+                                     0.125);
   });
 }
 
 // Position 0 turns by no angle.
-void OperatorProbe::probe_rotary(const Attention& attention) {
+void OperatorProbe::probe_rotary(const model::Attention& attention) {
   const bool apart = attention.query_norm.weight.defined();
   const int64_t heads = attention.heads + (apart ? 0 : attention.kv_heads);
-  const Sight sight = model_.whole_rows(1, 1);
+  const model::AttentionContext context = model_.whole_rows(1, 1);
   const at::Tensor& x = rows((heads + (apart ? 0 : attention.kv_heads)) * attention.head_size);
   const at::Tensor positions = at::zeros({x.size(0)}, at::TensorOptions(at::kLong).device(x.device()));
   run({"position 0", "rotary", attention.place, x, {}}, [&] {
-    const Scope scope(attention.place);
-    return ops::rotary(x, positions, sight.rotary->cos, sight.rotary->sin, heads);
+    const site::Scope scope(attention.place);
+    return model::ops::rotary(x, positions, context.rotary->cos, context.rotary->sin, heads);
   });
 }
 
 // A module is its parts, to the bit. Attention sees one key here, so that queries and keys do not matter; its operator
 // is a part too, because on tensor cores an fp32 value does not come back from it to the bit.
-void OperatorProbe::probe_modules(const Layer& layer, int64_t index) {
-  const Attention& attention = layer.attention;
+void OperatorProbe::probe_modules(const model::Layer& layer, int64_t index) {
+  const model::Attention& attention = layer.attention;
   const at::Tensor& x = rows(model_.config().hidden);
   const int64_t kv = attention.kv_heads * attention.head_size;
-  for (const Linear* linear : linears_of(layer))  // the parts, and the module around them
+  for (const model::Linear* linear : linears_of(layer))  // the parts, and the module around them
     cost_.multiplications +=
         static_cast<double>(x.size(0) * (2 + repetitions_)) * static_cast<double>(linear->weight.numel());
   {
@@ -148,33 +148,33 @@ void OperatorProbe::probe_modules(const Layer& layer, int64_t index) {
     const at::Tensor any = at::zeros_like(values);
     at::Tensor mixed;
     {
-      const Scope scope(attention.place);
+      const site::Scope scope(attention.place);
       mixed = at::scaled_dot_product_attention(any, any, values, {}, 0.0, /*is_causal=*/true);
     }
     const at::Tensor expected = attention.output(mixed.reshape({x.size(0), -1}));
     run({"the sum of its parts", "module", attention.place, expected, {}},
         [&] { return attention(x, model_.whole_rows(x.size(0), 1), index); });
   }
-  const auto* mlp = std::get_if<Mlp>(&layer.mlp);
+  const auto* mlp = std::get_if<model::Mlp>(&layer.mlp);
   if (mlp == nullptr) return;
   at::Tensor inner = mlp->gate_up(x);
   {
-    const Scope scope(mlp->activation);
-    inner = boundary(ops::swiglu(inner), mlp->activation, Surface::kOutput);
+    const site::Scope scope(mlp->activation);
+    inner = site::boundary(model::ops::swiglu(inner), mlp->activation, site::Surface::kOutput);
   }
   run({"the sum of its parts", "module", mlp->place, mlp->down(inner), {}}, [&] { return (*mlp)(x); });
 }
 
 void OperatorProbe::probe_layer(int64_t index, int64_t repetitions) {
   repetitions_ = repetitions;
-  const Layer& layer = model_.layers()[static_cast<std::size_t>(index)];
-  const Scope scope(layer.place);
-  for (const Linear* linear : linears_of(layer))
+  const model::Layer& layer = model_.layers()[static_cast<std::size_t>(index)];
+  const site::Scope scope(layer.place);
+  for (const model::Linear* linear : linears_of(layer))
     if (!linear->adapter.down.defined()) probe_linear(*linear);
-  for (const Norm* norm : norms_of(layer)) probe_norm(*norm);
+  for (const model::Norm* norm : norms_of(layer)) probe_norm(*norm);
   probe_rotary(layer.attention);
   probe_attention(layer.attention);
-  if (const auto* mlp = std::get_if<Mlp>(&layer.mlp)) probe_activation(*mlp);
+  if (const auto* mlp = std::get_if<model::Mlp>(&layer.mlp)) probe_activation(*mlp);
   probe_modules(layer, index);
 }
 
@@ -182,10 +182,14 @@ void OperatorProbe::probe_ends() {
   repetitions_ = 1;
   probe_norm(model_.final_norm());
   const at::Tensor tokens = at::arange(std::min<int64_t>(64, model_.config().vocabulary), at::TensorOptions(at::kLong));
-  const Linear& head = model_.head_linear();
+  const model::Linear& head = model_.head_linear();
   if (!model_.config().tied_output) return;
-  run({"a row of the table", "embedding", place_id("model.embed_tokens"), head.weight.narrow(0, 0, tokens.numel()), {}},
+  run({"a row of the table",
+       "embedding",
+       site::place_id("model.embed_tokens"),
+       head.weight.narrow(0, 0, tokens.numel()),
+       {}},
       [&] { return model_.embed(tokens.to(model_.device())); });
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -8,7 +8,7 @@
 #include "diagnose/known_answers.h"
 #include "diagnose/observation.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 struct Cost {
   double multiplications = 0;  // of linears: rows times weights
@@ -17,7 +17,7 @@ struct Cost {
 
 class OperatorProbe {
  public:
-  OperatorProbe(const CausalLm& model, const std::map<PlaceId, KnownAnswers>& answers, uint64_t seed,
+  OperatorProbe(const model::CausalLm& model, const std::map<site::PlaceId, KnownAnswers>& answers, uint64_t seed,
                 std::function<void(Observation)> observe)
       : model_(model), answers_(answers), seed_(seed), observe_(std::move(observe)) {}
 
@@ -30,19 +30,19 @@ class OperatorProbe {
   struct OneKey {  // questions to an attention that sees one key
     at::Tensor query, value, keys, values, lengths, wanted;
   };
-  void probe_linear(const Linear& linear);
-  void probe_norm(const Norm& norm);
-  void probe_activation(const Mlp& mlp);
-  void probe_attention(const Attention& attention);
-  void probe_rotary(const Attention& attention);
-  void probe_modules(const Layer& layer, int64_t index);
+  void probe_linear(const model::Linear& linear);
+  void probe_norm(const model::Norm& norm);
+  void probe_activation(const model::Mlp& mlp);
+  void probe_attention(const model::Attention& attention);
+  void probe_rotary(const model::Attention& attention);
+  void probe_modules(const model::Layer& layer, int64_t index);
   const KnownAnswers& activation_answers(int64_t inner);
-  const OneKey& one_key(const Attention& attention);
+  const OneKey& one_key(const model::Attention& attention);
   const at::Tensor& rows(int64_t columns);  // (rows, columns), of the model's type
   void run(Observation observation, const std::function<at::Tensor()>& call);
 
-  const CausalLm& model_;
-  const std::map<PlaceId, KnownAnswers>& answers_;
+  const model::CausalLm& model_;
+  const std::map<site::PlaceId, KnownAnswers>& answers_;
   uint64_t seed_;
   std::function<void(Observation)> observe_;
   int64_t repetitions_ = 1;
@@ -53,4 +53,4 @@ class OperatorProbe {
   std::map<int64_t, OneKey> one_key_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

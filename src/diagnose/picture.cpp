@@ -4,7 +4,7 @@
 
 #include <bit>
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 at::Tensor raw_bits(const at::Tensor& x) {  // as int64
@@ -59,4 +59,4 @@ Picture picture_of(const Observation& observation, const at::Tensor& given, int6
   return picture;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -7,7 +7,7 @@
 
 #include "diagnose/observation.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 struct Element {
   int64_t row = 0, column = 0;
@@ -32,4 +32,4 @@ double value_of_bits(const Picture& picture, uint64_t bits);
 // given: one of the observation's calls; first, size: its columns.
 Picture picture_of(const Observation& observation, const at::Tensor& given, int64_t first, int64_t size);
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

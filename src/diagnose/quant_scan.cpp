@@ -6,19 +6,19 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "diagnose/observation.h"
 #include "diagnose/recorder.h"
 #include "numeric/apply.h"
 #include "numeric/evidence.h"
-#include "site/phase_guard.h"
+#include "site/scope.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 struct Scanned {
-  PlaceId place;
+  site::PlaceId place;
   std::string surface;
   at::Tensor tensor;
 };
@@ -29,14 +29,14 @@ double outlier_of(const at::Tensor& x) {
   return middle == 0 ? 0 : channels.max().item<double>() / middle;
 }
 
-ScanRow scan(const Scanned& one, const Rule& rule, const std::string& format, double outlier) {
-  const at::Tensor copy = one.tensor.contiguous().clone(), ledger = make_ledger(copy.device());
-  CallTensors tensors;
+ScanRow scan(const Scanned& one, const numeric::Rule& rule, const std::string& format, double outlier) {
+  const at::Tensor copy = one.tensor.contiguous().clone(), ledger = numeric::make_ledger(copy.device());
+  numeric::CallTensors tensors;
   tensors.ledger = ledger;
-  apply_(copy, rule, {0, "scan"}, {0, 0, {}}, tensors);
-  const at::Tensor columns = ledger_columns(ledger);
-  const LedgerNumbers numbers = read_ledger(columns.data_ptr<double>());
-  const Place& place = place_of(one.place);
+  numeric::apply_(copy, rule, {0, "scan"}, {0, 0, {}}, tensors);
+  const at::Tensor columns = numeric::ledger_columns(ledger);
+  const numeric::LedgerNumbers numbers = numeric::read_ledger(columns.data_ptr<double>());
+  const site::Place& place = site::place_of(one.place);
   return {place.layer,
           place.path,
           one.surface,
@@ -48,7 +48,7 @@ ScanRow scan(const Scanned& one, const Rule& rule, const std::string& format, do
           outlier};
 }
 
-std::vector<Scanned> activations(const CausalLm& model, const at::Tensor& tokens) {
+std::vector<Scanned> activations(const model::CausalLm& model, const at::Tensor& tokens) {
   std::vector<Scanned> all;
   at::Tensor x = model.embed(tokens.reshape(-1));
   for (int64_t i = 0; i < std::ssize(model.layers()); ++i) {
@@ -64,22 +64,23 @@ std::vector<Scanned> activations(const CausalLm& model, const at::Tensor& tokens
 
 }  // namespace
 
-std::vector<ScanRow> quant_scan(CausalLm& model, const ScanOptions& options) {
+std::vector<ScanRow> quant_scan(model::CausalLm& model, const ScanOptions& options) {
   const at::NoGradGuard no_gradients;
-  const PhaseGuard phase(Phase::kDiagnose);
+  const site::PhaseGuard phase(site::Phase::kDiagnose);
   std::vector<Scanned> all;
   if (options.weights)
-    for (const Linear* linear : model.linears()) all.push_back({linear->place, "weight", linear->weight});
+    for (const model::Linear* linear : model.linears()) all.push_back({linear->place, "weight", linear->weight});
   if (options.activations) {
     const std::vector<Scanned> more = activations(model, options.tokens.to(model.device()));
     all.insert(all.end(), more.begin(), more.end());
   }
-  std::vector<std::pair<std::string, Rule>> formats;
-  for (const FormatInfo& info : format_infos()) {
+  std::vector<std::pair<std::string, numeric::Rule>> formats;
+  for (const numeric::FormatInfo& info : numeric::format_infos()) {
     const bool wanted = options.formats.empty() ||
                         std::find(options.formats.begin(), options.formats.end(), info.name) != options.formats.end();
     if (!wanted || (options.formats.empty() && (info.name == "bf16" || info.name == "fp16"))) continue;
-    formats.emplace_back(info.name, parse_rule(fmt::format("quantize(format={})", info.name), RuleUse::kOnTensor));
+    formats.emplace_back(
+        info.name, numeric::parse_rule(fmt::format("quantize(format={})", info.name), numeric::RuleUse::kOnTensor));
   }
   std::vector<ScanRow> rows;
   for (const Scanned& one : all) {
@@ -89,9 +90,9 @@ std::vector<ScanRow> quant_scan(CausalLm& model, const ScanOptions& options) {
   return rows;
 }
 
-nlohmann::ordered_json scan_json(std::vector<ScanRow> rows) {
+Json scan_json(std::vector<ScanRow> rows) {
   std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.sqnr_db < b.sqnr_db; });
-  auto json = nlohmann::ordered_json::array();
+  auto json = Json::array();
   std::map<std::string, std::map<std::string, double>> suggested;  // format, layer
   for (const ScanRow& row : rows) {
     const bool finite = std::isfinite(row.sqnr_db);
@@ -99,7 +100,7 @@ nlohmann::ordered_json scan_json(std::vector<ScanRow> rows) {
                     {"place", row.place},
                     {"surface", row.surface},
                     {"format", row.format},
-                    {"sqnr_db", finite ? nlohmann::ordered_json(row.sqnr_db) : nlohmann::ordered_json(nullptr)},
+                    {"sqnr_db", finite ? Json(row.sqnr_db) : Json(nullptr)},
                     {"dead_zone", row.dead},
                     {"clipped", row.clipped},
                     {"max_error", row.max_error},
@@ -110,4 +111,4 @@ nlohmann::ordered_json scan_json(std::vector<ScanRow> rows) {
   return {{"rows", json}, {"suggested", suggested}};
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

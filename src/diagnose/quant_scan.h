@@ -3,13 +3,13 @@
 // largest channel stands above the others. The arithmetic is that of the fault `quantize`, on copies.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "model/causal_lm.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 struct ScanRow {
   int64_t layer = -1;
@@ -26,9 +26,9 @@ struct ScanOptions {
   bool weights = true, activations = true;
 };
 
-std::vector<ScanRow> quant_scan(CausalLm& model, const ScanOptions& options);
+std::vector<ScanRow> quant_scan(model::CausalLm& model, const ScanOptions& options);
 
 // Worst first. suggested: of each layer the relative error of its output, a strength that noise would have.
-nlohmann::ordered_json scan_json(std::vector<ScanRow> rows);
+Json scan_json(std::vector<ScanRow> rows);
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -10,7 +10,7 @@
 #include "diagnose/known_answers.h"
 #include "tap/operators.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 int64_t argument_index(const RecordedCall& call, std::string_view name) {
@@ -25,7 +25,7 @@ bool is_view(const RecordedCall& call) {
   return !returns.empty() && returns[0].alias_info() != nullptr;
 }
 
-std::string operation_of(const Place& place) {
+std::string operation_of(const site::Place& place) {
   if (place.role == "layer") return "layer_output";
   if (place.role == "rmsnorm") return "norm";
   if (place.role == "embedding") return "embedding";
@@ -35,7 +35,7 @@ std::string operation_of(const Place& place) {
 
 bool reads_numbers(const RecordedCall& call) {
   std::vector<at::Tensor> given;
-  for (const c10::IValue& value : call.arguments) collect_tensors(value, given);
+  for (const c10::IValue& value : call.arguments) tap::collect_tensors(value, given);
   return std::any_of(given.begin(), given.end(), [](const at::Tensor& x) { return x.is_floating_point(); });
 }
 
@@ -168,7 +168,7 @@ bool Recomputation::check_movement(const RecordedCall& call, std::vector<Observa
       "aten::gather", "aten::stack", "aten::repeat_interleave", "aten::_to_copy",  "aten::_unsafe_view"};
   if (!movements.contains(call.name)) return false;
   std::vector<at::Tensor> given;
-  for (const c10::IValue& value : call.arguments) collect_tensors(value, given);
+  for (const c10::IValue& value : call.arguments) tap::collect_tensors(value, given);
   const bool casts = call.name == "aten::_to_copy";  // rounds once, to nearest, on every device
   for (const at::Tensor& tensor : given)
     if (!casts && tensor.is_floating_point() && tensor.scalar_type() != call.results[0].scalar_type()) return false;
@@ -194,7 +194,7 @@ Checked Recomputation::check(const RecordedCall& call, std::vector<Observation>&
   if (call.results.empty() || !call.results[0].is_floating_point() || call.results[0].numel() == 0)
     return Checked::kNothingToCheck;
   if (!call.op) {
-    observations.push_back({"handed on unchanged", operation_of(place_of(call.place)), call.place,
+    observations.push_back({"handed on unchanged", operation_of(site::place_of(call.place)), call.place,
                             flat(call.tensor(0).to(device)), flat(call.results[0].to(device))});
     return Checked::kYes;
   }
@@ -224,4 +224,4 @@ Checked Recomputation::check(const RecordedCall& call, std::vector<Observation>&
   return Checked::kYes;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

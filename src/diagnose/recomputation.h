@@ -5,7 +5,7 @@
 #include "diagnose/observation.h"
 #include "diagnose/recorder.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 enum class Checked { kYes, kNothingToCheck, kNoReference };
 
@@ -36,4 +36,4 @@ struct Recomputation {
   std::vector<Kept> kept_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

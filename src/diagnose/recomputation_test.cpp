@@ -7,7 +7,7 @@
 
 #include <limits>
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace recomputation_test {
 
 constexpr int64_t kTokens = 32, kHeadSize = 16;
@@ -74,4 +74,4 @@ TEST(Recomputation, HeadsThatShareAKeyHeadAreEachComparedWithIt) {
 }
 
 }  // namespace recomputation_test
-}  // namespace faultline
+}  // namespace faultline::diagnose

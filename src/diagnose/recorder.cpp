@@ -7,7 +7,7 @@
 #include "tap/boundary.h"
 #include "tap/operators.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 constexpr c10::DispatchKey kRecordKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
@@ -22,47 +22,49 @@ void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     return;
   }
   RecordedCall call;
-  call.name = std::string(base_name(full_name(op.operator_name())));
+  call.name = std::string(tap::base_name(tap::full_name(op.operator_name())));
   const auto given = torch::jit::last(*stack, op.schema().arguments().size());
   call.arguments.assign(given.begin(), given.end());
   std::vector<at::Tensor> tensors;
-  for (const c10::IValue& value : call.arguments) collect_tensors(value, tensors);
-  call.place = locate(weight_use_of(call.name), tensors).place;
+  for (const c10::IValue& value : call.arguments) tap::collect_tensors(value, tensors);
+  call.place = tap::locate(tap::weight_use_of(call.name), tensors).place;
   call.op = op;
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
     op.redispatchBoxed(below, stack);
   }
   for (std::size_t i = 0; i < op.schema().returns().size(); ++i)
-    collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), call.results);
+    tap::collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), call.results);
   if (calls != nullptr) calls->push_back(std::move(call));
 }
 
-at::Tensor record_boundary(const at::Tensor& x, PlaceId place, Surface surface) {
+at::Tensor record_boundary(const at::Tensor& x, site::PlaceId place, site::Surface surface) {
   const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
-  at::Tensor y = kPlanListener.boundary(x, place, surface);
+  at::Tensor y = tap::kPlanListener.boundary(x, place, surface);
   if (calls != nullptr && !y.is_same(x)) calls->push_back({"boundary", place, {x}, {y}, std::nullopt});
   return y;
 }
 
-bool wants(PlaceId place, Surface surface) { return kPlanListener.wants(place, surface); }
-void count(Phase phase, ForwardKind kind, int64_t number) { kPlanListener.forwards(phase, kind, number); }
+bool wants(site::PlaceId place, site::Surface surface) { return tap::kPlanListener.wants(place, surface); }
+void count(site::Phase phase, site::ForwardKind kind, int64_t number) {
+  tap::kPlanListener.forwards(phase, kind, number);
+}
 
-const SiteListener kRecordingListener{record_boundary, wants, count};
+const site::SiteListener kRecordingListener{record_boundary, wants, count};
 
 // Puts things back whatever the run throws.
 struct Recording {
   std::vector<RecordedCall> all;
-  bool plan = active_plan() != nullptr;
+  bool plan = tap::active_plan() != nullptr;
 
   Recording() {
     calls = &all;
-    set_site_listener(&kRecordingListener);
+    site::set_site_listener(&kRecordingListener);
     c10::impl::tls_set_dispatch_key_included(kRecordKey, true);
   }
   ~Recording() {
     c10::impl::tls_set_dispatch_key_included(kRecordKey, false);
-    set_site_listener(plan ? &kPlanListener : nullptr);
+    site::set_site_listener(plan ? &tap::kPlanListener : nullptr);
     calls = nullptr;
   }
 };
@@ -79,4 +81,4 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_operator>());
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

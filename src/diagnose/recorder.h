@@ -11,11 +11,11 @@
 
 #include "site/place.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 struct RecordedCall {
   std::string name;  // "aten::mm"; "boundary": one tensor in, one out
-  PlaceId place = kNowhere;
+  site::PlaceId place = site::kNowhere;
   std::vector<c10::IValue> arguments;
   std::vector<at::Tensor> results;
   std::optional<c10::OperatorHandle> op;  // none: a boundary
@@ -26,4 +26,4 @@ struct RecordedCall {
 // Not for runs that write into their own inputs: tensors are kept, not copied.
 std::vector<RecordedCall> record_calls(const std::function<void()>& run);
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

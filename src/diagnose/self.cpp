@@ -1,5 +1,3 @@
-#include "diagnose/self.h"
-
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
@@ -9,19 +7,20 @@
 #include <cmath>
 
 #include "diagnose/accusations.h"
+#include "diagnose/methods.h"
 #include "diagnose/operator_relations.h"
-#include "site/phase_guard.h"
+#include "site/scope.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 constexpr int64_t kInfinityRows = 16;
 constexpr int kSearches = 32;
-constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40;
 
 class SelfProbe {
  public:
-  SelfProbe(const CausalLm& model, const std::map<PlaceId, KnownAnswers>& answers, const SelfOptions& options)
+  SelfProbe(const model::CausalLm& model, const std::map<site::PlaceId, KnownAnswers>& answers,
+            const SelfOptions& options)
       : model_(model),
         answers_(answers),
         options_(options),
@@ -30,7 +29,7 @@ class SelfProbe {
     const PlanPause pause;
     const at::Tensor rows = infinity_rows(model.config().hidden, dtype_, options.seed);
     if (rows.defined()) infinity_ = rows.to(model.device());
-    for (const Layer& layer : model.layers()) testable_.push_back(is_testable(layer));
+    for (const model::Layer& layer : model.layers()) testable_.push_back(is_testable(layer));
     rows_ = options.tokens.dim() == 2 ? options.tokens.size(0) : 1;
     bias_ = model.config().attention_bias || model.config().output_bias;
   }
@@ -47,10 +46,10 @@ class SelfProbe {
   void say_limits(Diagnosis& diagnosis) const;
   void observe(Observation observation) { accusations_.add(std::move(observation), pass_); }
   at::Tensor run_layer(int64_t layer, const at::Tensor& x, int64_t rows);
-  bool is_testable(const Layer& layer) const;  // its weights are finite, so that answers are known
+  bool is_testable(const model::Layer& layer) const;  // its weights are finite, so that answers are known
 
-  const CausalLm& model_;
-  const std::map<PlaceId, KnownAnswers>& answers_;
+  const model::CausalLm& model_;
+  const std::map<site::PlaceId, KnownAnswers>& answers_;
   const SelfOptions& options_;
   at::ScalarType dtype_;
   at::Tensor infinity_;
@@ -64,13 +63,13 @@ class SelfProbe {
   std::vector<int64_t> not_finite_;  // layers whose input was not finite
 };
 
-double weights_of(const Layer& layer) {
+double weights_of(const model::Layer& layer) {
   double sum = 0;
-  for (const Linear* linear : linears_of(layer)) sum += static_cast<double>(linear->weight.numel());
+  for (const model::Linear* linear : linears_of(layer)) sum += static_cast<double>(linear->weight.numel());
   return sum;
 }
 
-bool SelfProbe::is_testable(const Layer& layer) const {
+bool SelfProbe::is_testable(const model::Layer& layer) const {
   const auto known = [&](const auto* one) { return answers_.contains(one->place); };
   return std::ranges::all_of(linears_of(layer), known) && std::ranges::all_of(norms_of(layer), known);
 }
@@ -84,7 +83,7 @@ at::Tensor SelfProbe::run_layer(int64_t layer, const at::Tensor& x, int64_t rows
 
 // g(0) = 0, and g(2^-90 x) is almost 0 but not exactly: what a layer adds of its own accord, or swallows, is seen.
 void SelfProbe::probe_small(int64_t layer, const at::Tensor& x) {
-  const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
+  const site::PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
   if (bias_) return;
   const at::Tensor nothing = at::zeros_like(x);
   observe({"zero", "layer_output", place, nothing, run_layer(layer, nothing, rows_)});
@@ -107,10 +106,10 @@ void SelfProbe::probe_small(int64_t layer, const at::Tensor& x) {
 
 // h = x + attention(norm(x)) at two scales: h2 - a2 x = h1 - a1 x within rounding, once epsilon is negligible.
 void SelfProbe::probe_half_block(int64_t index, const at::Tensor& x) {
-  const Layer& layer = model_.layers()[static_cast<std::size_t>(index)];
+  const model::Layer& layer = model_.layers()[static_cast<std::size_t>(index)];
   const bool half = dtype_ == at::kHalf;
   const double first = half ? 0x1p11 : 0x1p12;
-  const Scope scope(layer.place);
+  const site::Scope scope(layer.place);
   at::Tensor base = x;
   if (half) {
     const PlanPause pause;
@@ -124,10 +123,10 @@ void SelfProbe::probe_half_block(int64_t index, const at::Tensor& x) {
       input = base * factor;
     }
     ++layer_cost_.calls;
-    for (const Linear* linear : {&layer.attention.qkv, &layer.attention.output})
+    for (const model::Linear* linear : {&layer.attention.qkv, &layer.attention.output})
       layer_cost_.multiplications += static_cast<double>(x.size(0)) * static_cast<double>(linear->weight.numel());
-    const Sight sight = model_.whole_rows(rows_, x.size(0) / rows_);
-    const at::Tensor update = layer.attention(layer.input_norm(input), sight, index);
+    const model::AttentionContext context = model_.whole_rows(rows_, x.size(0) / rows_);
+    const at::Tensor update = layer.attention(layer.input_norm(input), context, index);
     const PlanPause pause;
     return std::pair(at::add(input, update).to(at::kDouble), base.to(at::kDouble) * factor);
   };
@@ -141,7 +140,7 @@ void SelfProbe::probe_half_block(int64_t index, const at::Tensor& x) {
 }
 
 void SelfProbe::probe_layer(int64_t layer, const at::Tensor& x) {
-  const PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
+  const site::PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
   if (infinity_.defined()) {
     Observation observation{"infinity", "layer_output", place, infinity_, run_layer(layer, infinity_, 1)};
     observation.repetitions.push_back(run_layer(layer, infinity_, 1));
@@ -222,9 +221,9 @@ void SelfProbe::say_limits(Diagnosis& diagnosis) const {
   if (!options_.operators) not_tested.push_back("operators inside the layers");
   for (std::size_t i = 0; i < testable_.size(); ++i) {
     if (!testable_[i]) not_tested.push_back(fmt::format("layer {}: its weights are not finite", i));
-    for (const Linear* linear : linears_of(model_.layers()[i]))
+    for (const model::Linear* linear : linears_of(model_.layers()[i]))
       if (linear->adapter.down.defined())
-        not_tested.push_back(fmt::format("{}: it carries an adapter", place_of(linear->place).path));
+        not_tested.push_back(fmt::format("{}: it carries an adapter", site::place_of(linear->place).path));
   }
   if (!diagnosis.fault_found())
     diagnosis.not_excluded.push_back(fmt::format("a fault that acts in less than {:.2g} of the calls (95 %)",
@@ -233,7 +232,7 @@ void SelfProbe::say_limits(Diagnosis& diagnosis) const {
 
 Diagnosis SelfProbe::run() {
   const at::NoGradGuard no_gradients;
-  const PhaseGuard phase(Phase::kDiagnose);
+  const site::PhaseGuard phase(site::Phase::kDiagnose);
   const auto start = std::chrono::steady_clock::now();
   Diagnosis diagnosis;
   diagnosis.method = "self";
@@ -253,7 +252,7 @@ Diagnosis SelfProbe::run() {
   diagnosis.elements = accusations_.elements();
   diagnosis.operator_calls = layer_cost_.calls + operators_.cost().calls;
   double forward = 0;
-  for (const Layer& layer : model_.layers()) forward += weights_of(layer);
+  for (const model::Layer& layer : model_.layers()) forward += weights_of(layer);
   forward *= static_cast<double>(options_.tokens.numel());
   diagnosis.layer_forwards = layer_cost_.multiplications / forward;
   diagnosis.forwards = diagnosis.layer_forwards + operators_.cost().multiplications / forward;
@@ -279,9 +278,9 @@ at::Tensor infinity_rows(int64_t hidden, at::ScalarType dtype, uint64_t seed) {
   return (rows * sign).to(dtype);
 }
 
-Diagnosis diagnose_self(const CausalLm& model, const std::map<PlaceId, KnownAnswers>& answers,
+Diagnosis diagnose_self(const model::CausalLm& model, const std::map<site::PlaceId, KnownAnswers>& answers,
                         const SelfOptions& options) {
   return SelfProbe(model, answers, options).run();
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -1,5 +1,3 @@
-#include "diagnose/shadow.h"
-
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -9,9 +7,10 @@
 #include <map>
 
 #include "diagnose/accusations.h"
-#include "site/phase_guard.h"
+#include "diagnose/methods.h"
+#include "site/scope.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 
 namespace {
 
@@ -19,7 +18,7 @@ constexpr std::size_t kCallsAtOnce = 64;
 
 class ShadowPass {
  public:
-  ShadowPass(const CausalLm& model, Recomputation& reference, const at::Tensor& tokens, Accusations& accusations)
+  ShadowPass(const model::CausalLm& model, Recomputation& reference, const at::Tensor& tokens, Accusations& accusations)
       : model_(model), reference_(reference), tokens_(tokens), accusations_(accusations) {}
 
   void run(int64_t pass);
@@ -40,7 +39,7 @@ class ShadowPass {
   void compare(const std::vector<RecordedCall>& calls, std::size_t first, std::size_t last, int64_t pass);
   void repeat(const std::vector<RecordedCall>& again);
 
-  const CausalLm& model_;
+  const model::CausalLm& model_;
   Recomputation& reference_;
   const at::Tensor& tokens_;
   Accusations& accusations_;
@@ -97,9 +96,9 @@ void ShadowPass::run(int64_t pass) {
 
 }  // namespace
 
-Diagnosis diagnose_shadow(const CausalLm& model, Recomputation& reference, const ShadowOptions& options) {
+Diagnosis diagnose_shadow(const model::CausalLm& model, Recomputation& reference, const ShadowOptions& options) {
   const at::NoGradGuard no_gradients;
-  const PhaseGuard phase(Phase::kDiagnose);
+  const site::PhaseGuard phase(site::Phase::kDiagnose);
   const auto start = std::chrono::steady_clock::now();
   Diagnosis diagnosis;
   diagnosis.method = "shadow";
@@ -135,4 +134,4 @@ Diagnosis diagnose_shadow(const CausalLm& model, Recomputation& reference, const
   return diagnosis;
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -7,7 +7,7 @@
 
 #include "diagnose/observation.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace {
 
 constexpr double kNarrow = 1.1;  // bounds this close are one number
@@ -41,4 +41,4 @@ std::string Zone::words() const {
   return "small values, by no one threshold";
 }
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

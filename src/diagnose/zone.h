@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-namespace faultline {
+namespace faultline::diagnose {
 
 struct Bounds {
   double lost = 0;                                        // the largest that was
@@ -26,4 +26,4 @@ struct Zone {
   std::string words() const;  // "threshold about 0.05 of the row's largest"
 };
 
-}  // namespace faultline
+}  // namespace faultline::diagnose

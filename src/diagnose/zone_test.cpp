@@ -11,32 +11,32 @@
 #include "diagnose/kind.h"
 #include "lab/injection.h"
 
-namespace faultline {
+namespace faultline::diagnose {
 namespace zone_test {
 
 // A small model whose embeddings have one channel far above the others, as those of trained models do: in a row of it
 // next to nothing lies near a threshold, and what was lost says little about where it is.
 struct Machine {
-  CausalLm model;
+  model::CausalLm model;
   std::unique_ptr<Examiner> examiner;
 
   Machine() : model(config(), 3, at::kBFloat16, at::kCPU) {
     const at::NoGradGuard no_gradients;
-    for (const CausalLm::Parameter& parameter : model.parameters())
+    for (const model::CausalLm::Parameter& parameter : model.parameters())
       if (parameter.name.find("embed") != std::string::npos) parameter.tensor->select(1, 5).fill_(40);
     examiner = std::make_unique<Examiner>(model, at::kCPU, 0, true);
   }
 
-  static ModelConfig config() {
-    ModelConfig config;
+  static model::ModelConfig config() {
+    model::ModelConfig config;
     config.vocabulary = 64, config.hidden = 64, config.layers = 3, config.heads = 4, config.kv_heads = 2;
     config.head_size = 16, config.inner = 96, config.context = 64, config.tied_output = true;
     return config;
   }
 
   Candidate accused(const std::string& method, const std::string& fault) {
-    const Node recipe = recipe_of_rules({parse_rule(fault, RuleUse::kInPlan)}, 0);
-    Injection injection(read_plan_spec(recipe), model, Phase::kDiagnose, 1);
+    const Node recipe = recipe::recipe_of_rules({numeric::parse_rule(fault, numeric::RuleUse::kInPlan)}, 0);
+    lab::Injection injection(recipe::read_plan_spec(recipe), model, site::Phase::kDiagnose, 1);
     injection.arm();
     const Diagnosis diagnosis = examiner->run({method, at::arange(48, at::kLong).unsqueeze(0), 1, 1});
     return diagnosis.fault_found() ? diagnosis.candidates[0] : Candidate{};
@@ -97,10 +97,10 @@ TEST(Zone, OfOneSizeInEveryRowIsAbsolute) {
   const at::Tensor scale = at::exp2(at::arange(16, at::kFloat)).unsqueeze(1);
   const at::Tensor expected = (scale * (at::arange(64, at::kFloat) + 1) / 64).to(at::kBFloat16);
   const at::Tensor observed = at::where(expected.abs().lt(8), at::zeros_like(expected), expected);
-  const Kind kind = classify({"known answers", "linear", kNowhere, expected, observed}, 0, 64);
+  const Kind kind = classify({"known answers", "linear", site::kNowhere, expected, observed}, 0, 64);
   EXPECT_EQ(kind.name, "deadzone");
   EXPECT_EQ(kind.detail, "threshold about 7.94, the same in every row");
 }
 
 }  // namespace zone_test
-}  // namespace faultline
+}  // namespace faultline::diagnose

@@ -8,13 +8,11 @@
 #include <cmath>
 #include <optional>
 
-#include "base/stats.h"
-#include "experiment/analysis_parts.h"
+#include "base/stats/stats.h"
 #include "experiment/arm_data.h"
-#include "experiment/remarks.h"
 #include "record/document.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 constexpr double kTrendAlarm = 0.01;  // healthy experiments of six seeds and more give it at most once in a hundred
@@ -65,9 +63,9 @@ Json tested_json(const Pairs& pairs, double level) {
 }
 
 // Mean over the seeds that got there, step by step.
-Json mean_curve(const std::vector<Trial>& trials, const char* name) {
+Json mean_curve(const std::vector<record::Trial>& trials, const char* name) {
   std::vector<std::vector<double>> steps;
-  for (const Trial& trial : trials) {
+  for (const record::Trial& trial : trials) {
     const Json curves = trial.outcome.value("curves", Json::object());
     const Json curve = curves.value(name, Json::array());
     if (steps.size() < curve.size()) steps.resize(curve.size());
@@ -86,8 +84,8 @@ Json survival_json(const ArmData& data) {
   const Interval interval = clopper_pearson_interval(alive, trials);
   json["interval"] = {interval.low, interval.high};
   json["steps_of_death"] = Json::array();
-  for (const Trial& trial : data.trials)
-    if (trial.status == TrialStatus::kFail)
+  for (const record::Trial& trial : data.trials)
+    if (trial.status == record::TrialStatus::kFail)
       json["steps_of_death"].push_back(trial.outcome["curves"]["reward"].size() + 1);
   return json;
 }
@@ -196,10 +194,10 @@ Json row_json(const Arm& arm, const ArmData& one, const ArmData* control) {
 
 }  // namespace
 
-std::string common_endpoint(const ExperimentSpec& spec, CampaignStore& store) {
+std::string common_endpoint(const ExperimentSpec& spec, record::CampaignStore& store) {
   if (!spec.endpoint.empty()) return spec.endpoint;
   std::string faulty, clean;
-  store.for_each([&](Trial&& trial) {
+  store.for_each([&](record::Trial&& trial) {
     const Json results = trial.outcome.value("results", Json::object());
     for (const auto& [key, value] : results.items()) {
       if (key.starts_with("faultline/val-faulty/")) faulty = key;
@@ -209,10 +207,10 @@ std::string common_endpoint(const ExperimentSpec& spec, CampaignStore& store) {
   return faulty.empty() ? clean : faulty;
 }
 
-BySeed endpoint_by_seed(CampaignStore& store, const std::string& cell, const std::string& endpoint) {
+BySeed endpoint_by_seed(record::CampaignStore& store, const std::string& cell, const std::string& endpoint) {
   BySeed values;
-  for (const Trial& trial : store.trials(cell)) {
-    if (trial.status != TrialStatus::kPass) continue;
+  for (const record::Trial& trial : store.trials(cell)) {
+    if (trial.status != record::TrialStatus::kPass) continue;
     const Json results = trial.outcome.value("results", Json::object());
     if (results.contains(endpoint)) values[trial.key.index] = results[endpoint].get<double>();
   }
@@ -220,7 +218,7 @@ BySeed endpoint_by_seed(CampaignStore& store, const std::string& cell, const std
 }
 
 Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder) {
-  CampaignStore store(folder / "campaign.sqlite");
+  record::CampaignStore store(folder / "campaign.sqlite");
   const std::string endpoint = common_endpoint(spec, store);
   std::map<std::string, ArmData> data;
   for (const Arm& arm : spec.arms) data.emplace(arm.name, gather(store, arm, endpoint));
@@ -231,14 +229,14 @@ Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder) {
                {"arms", std::move(rows)},     {"seeds", spec.seeds},         {"contrasts", contrasts_json(spec, data)},
                {"starts", starts_json(data)}, {"made_with", made_with(data)}};
   if (std::filesystem::exists(folder / "design.json"))
-    json["design"] = read_document(folder / "design.json", "experiment_design");
+    json["design"] = record::read_document(folder / "design.json", "experiment_design");
   if (std::filesystem::exists(folder / "calibration.json"))
-    json["calibration"] = read_document(folder / "calibration.json", "calibration");
+    json["calibration"] = record::read_document(folder / "calibration.json", "calibration");
   if (!spec.contrasts.empty())
     json["fewest_pairs_for_holm"] =
-        fewest_sign_flip_pairs(kAlpha, static_cast<int64_t>(spec.contrasts.size()));  // lesson 57
+        fewest_sign_flip_pairs(kAlpha, static_cast<int64_t>(spec.contrasts.size()));  // docs/lessons.md 57
   add_remarks(spec, data, store, json);
   return json;
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

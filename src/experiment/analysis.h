@@ -1,10 +1,10 @@
 // What an experiment says: the design that was written down before its trials, and the table that is made of them.
 #pragma once
 
+#include "base/json.h"
 #include "experiment/experiment.h"
-#include "record/json_text.h"
 
-namespace faultline {
+namespace faultline::experiment {
 
 // The number of pairs, the family of contrasts and, from the pilot's trials where there are any, the smallest
 // difference that the experiment resolves. Written once: a design that exists is returned as it stands. UsageError
@@ -16,4 +16,4 @@ Json write_design(const ExperimentSpec& spec, const std::filesystem::path& folde
 // Holm over the family), survival, curves, overhead, recovery, and what a reader must know besides (remarks.h).
 Json analyse(const ExperimentSpec& spec, const std::filesystem::path& folder);
 
-}  // namespace faultline
+}  // namespace faultline::experiment

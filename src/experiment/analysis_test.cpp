@@ -5,11 +5,11 @@
 
 #include <tuple>
 
-#include "base/stats.h"
+#include "base/stats/stats.h"
 #include "experiment/known_trials.h"
-#include "experiment/run_evidence.h"
+#include "lab/run_evidence.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace analysis_test {
 
 TEST(Analysis, PairsBySeedAndCorrectsOverTheDeclaredFamily) {
@@ -70,7 +70,7 @@ TEST(Analysis, TestsNothingThatNoContrastNames) {
   Folder folder;
   for (int64_t seed = 0; seed < 8; ++seed)
     for (const auto& [arm, accuracy] : {std::pair{"control", 0.5}, std::pair{"arm", 0.6}, std::pair{"other", 0.7}}) {
-      Trial trial = trial_of(arm, seed, accuracy);
+      record::Trial trial = trial_of(arm, seed, accuracy);
       trial.outcome["results"]["faultline/under/x/acc"] = accuracy;
       folder.add(trial);
     }
@@ -86,7 +86,7 @@ TEST(Analysis, TestsNothingThatNoContrastNames) {
 TEST(Analysis, MeasuresTimeBySeed) {
   Folder folder;
   const auto add = [&](const char* arm, int64_t seed, const std::vector<double>& seconds) {
-    Trial trial = trial_of(arm, seed, 0.5);
+    record::Trial trial = trial_of(arm, seed, 0.5);
     trial.outcome["curves"]["seconds"] = seconds;
     folder.add(trial);
   };
@@ -108,11 +108,11 @@ TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
   for (int64_t seed = 0; seed < 4; ++seed) folder.add(trial_of("control", seed, 0.5));
   folder.add(trial_of("arm", 0, 0.6));
   folder.add(trial_of("arm", 1, 0.7));
-  Trial died = trial_of("arm", 2, 0.0);
-  died.status = TrialStatus::kFail;
+  record::Trial died = trial_of("arm", 2, 0.0);
+  died.status = record::TrialStatus::kFail;
   folder.add(died);
-  Trial unproven = trial_of("arm", 3, 0.9, {9.0, 9.0, 9.0});
-  unproven.status = TrialStatus::kError;
+  record::Trial unproven = trial_of("arm", 3, 0.9, {9.0, 9.0, 9.0});
+  unproven.status = record::TrialStatus::kError;
   folder.add(unproven);
   const Json analysis = analyse(spec_of({"control", "arm"}, {{"c", "arm", "control"}}), folder.directory.path());
   const Json row = row_of(analysis, "arm");
@@ -129,16 +129,17 @@ TEST(Analysis, LeavesOutPairsWithoutEvidenceAndSaysSo) {
 
 TEST(Analysis, NamesTrialsThatAreLaterAttempts) {
   Folder folder;
-  Trial refused = trial_of("arm", 0, 0.0);
-  refused.status = TrialStatus::kError;
+  record::Trial refused = trial_of("arm", 0, 0.0);
+  refused.status = record::TrialStatus::kError;
   refused.outcome = {
       {"complaints", to_json(std::vector<Complaint>{{ComplaintCode::kUnproven, "", "", "aqn: too much"}})}};
-  Trial older = trial_of("arm", 1, 0.0);  // of before complaints had codes
-  older.status = TrialStatus::kError;
+  record::Trial older = trial_of("arm", 1, 0.0);  // of before complaints had codes
+  older.status = record::TrialStatus::kError;
   older.outcome = {{"complaints", {"aqn: far too much"}}};
   folder.add(older);
   folder.add(refused);
-  EXPECT_EQ(CampaignStore(folder.directory.path() / "campaign.sqlite").set_errors_aside({refused.key, older.key}), 2);
+  EXPECT_EQ(
+      record::CampaignStore(folder.directory.path() / "campaign.sqlite").set_errors_aside({refused.key, older.key}), 2);
   folder.add(trial_of("arm", 0, 0.7));
   folder.add(trial_of("arm", 1, 0.7));
   const Json row = row_of(analyse(spec_of({"arm"}, {}), folder.directory.path()), "arm");
@@ -172,10 +173,10 @@ TEST(Lesson34ByteIdenticalArms, AreLookedForInEveryContrast) {
   Folder folder;
   folder.add(trial_of("control", 0, 0.5, {0.25, -0.5}));
   folder.add(trial_of("faulty", 0, 0.5, {0.1, 0.2}));
-  Trial noisy = trial_of("faulty_with_noise", 0, 0.5, {0.1, 0.2});
+  record::Trial noisy = trial_of("faulty_with_noise", 0, 0.5, {0.1, 0.2});
   noisy.evidence["aqn"] = {{"changed", 1}};
   folder.add(noisy);
-  Trial invisible = trial_of("invisible", 0, 0.5, {0.1, 0.2});
+  record::Trial invisible = trial_of("invisible", 0, 0.5, {0.1, 0.2});
   invisible.evidence["faults"]["counts"] = {{{"phase", "rollout"}, {"changed", 0}}};
   folder.add(invisible);
   const Json contrasts = analyse(
@@ -193,7 +194,7 @@ TEST(Lesson34ByteIdenticalArms, AreLookedForInEveryContrast) {
 TEST(Lesson34ByteIdenticalArms, RaiseNoneWhereTheArmPromisedToChangeNothing) {
   Folder folder;
   const auto with_counts = [&](const std::string& arm, int64_t changed, bool noise) {
-    Trial trial = trial_of(arm, 0, 0.5);
+    record::Trial trial = trial_of(arm, 0, 0.5);
     trial.evidence = {{"faults", {{"counts", {{{"phase", "rollout"}, {"changed", changed}}}}}}};
     if (noise) trial.evidence["aqn"] = {{"changed", 1}};
     folder.add(trial);
@@ -213,7 +214,7 @@ TEST(Analysis, SaysWhatWasWonBackOnlyWhereThereIsSomethingToWin) {
   Folder folder;
   for (int64_t seed = 0; seed < 3; ++seed)
     for (const auto& [arm, strong, weak] : {std::tuple{"control", 0.2, 0.59}, std::tuple{"arm", 0.3, 0.40}}) {
-      Trial trial = trial_of(arm, seed, 0.5);  // clean: 0.6
+      record::Trial trial = trial_of(arm, seed, 0.5);  // clean: 0.6
       trial.outcome["results"]["faultline/under/strong/acc"] = strong;
       trial.outcome["results"]["faultline/under/weak/acc"] = weak;
       folder.add(trial);
@@ -230,7 +231,7 @@ TEST(Analysis, SeesWhereSeedsBeginWithWhatTheOnesBeforeLearnt) {
   const auto starts = [](const std::vector<double>& starts) {
     Folder folder;
     for (std::size_t seed = 0; seed < starts.size(); ++seed) {
-      Trial trial = trial_of("control", static_cast<int64_t>(seed), 0.9);
+      record::Trial trial = trial_of("control", static_cast<int64_t>(seed), 0.9);
       trial.outcome["curves"]["start"] = {{"val-core/arithmetic/acc/mean@1", starts[seed]}};
       folder.add(trial);
     }
@@ -267,8 +268,8 @@ TEST(JoinedEvidence, AddsTheCountsOfParts) {
                 {"forwards", {{phase, calls}}},
                 {"complaints", Json::array()}};
   };
-  EXPECT_EQ(join_evidence(nullptr, part(3, "rollout")), part(3, "rollout"));
-  const Json joined = join_evidence(join_evidence(part(3, "rollout"), part(4, "rollout")), part(5, "eval"));
+  EXPECT_EQ(lab::join_evidence(nullptr, part(3, "rollout")), part(3, "rollout"));
+  const Json joined = lab::join_evidence(lab::join_evidence(part(3, "rollout"), part(4, "rollout")), part(5, "eval"));
   EXPECT_EQ(joined["parts"], 3);
   ASSERT_EQ(joined["counts"].size(), 2u);
   EXPECT_EQ(joined["counts"][0]["phase"], "eval");
@@ -279,4 +280,4 @@ TEST(JoinedEvidence, AddsTheCountsOfParts) {
 }
 
 }  // namespace analysis_test
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "base/complaint.h"
-#include "base/stats.h"
+#include "base/stats/stats.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 constexpr std::string_view kUnder = "faultline/under/";
@@ -20,7 +20,7 @@ std::optional<double> roughness_of(const Json& curve) {
   return sd_of(differences);
 }
 
-void gather_trial(const Trial& trial, const std::string& endpoint, ArmData& data) {
+void gather_trial(const record::Trial& trial, const std::string& endpoint, ArmData& data) {
   const Json results = trial.outcome.value("results", Json::object()), &curves = trial.outcome["curves"];
   const int64_t seed = trial.key.index;
   if (results.contains(endpoint)) data.endpoint[seed] = results[endpoint].get<double>();
@@ -44,36 +44,36 @@ void gather_trial(const Trial& trial, const std::string& endpoint, ArmData& data
 
 // Whether the arm has faults alone and they changed nothing: with that a trial has proof only where it was promised
 // (expect: invisible).
-bool promised_invisible(const Trial& trial) {
+bool promised_invisible(const record::Trial& trial) {
   const Json counts = trial.evidence.value("faults", Json::object()).value("counts", Json::array());
   return !counts.empty() && !trial.evidence.contains("aqn") &&
          std::all_of(counts.begin(), counts.end(), [](const Json& count) { return count["changed"] == 0; });
 }
 
 // Whether it trained as if nothing had been asked of it.
-bool trained_plainly(const Trial& trial) {
+bool trained_plainly(const record::Trial& trial) {
   const Json counts = trial.evidence.value("faults", Json::object()).value("counts", Json::array());
   return !trial.evidence.contains("aqn") && std::all_of(counts.begin(), counts.end(), [](const Json& count) {
     return count["phase"] == "eval" || count["changed"] == 0;
   });
 }
 
-bool may_be_equal(const Trial& one, const Trial& other) {
+bool may_be_equal(const record::Trial& one, const record::Trial& other) {
   return (promised_invisible(one) && trained_plainly(other)) || (promised_invisible(other) && trained_plainly(one));
 }
 
 }  // namespace
 
-ArmData gather(CampaignStore& store, const Arm& arm, const std::string& endpoint) {
+ArmData gather(record::CampaignStore& store, const Arm& arm, const std::string& endpoint) {
   ArmData data;
-  for (Trial& trial : store.trials(arm.name)) {
-    data.died += trial.status == TrialStatus::kFail;
-    data.unproven += trial.status == TrialStatus::kError;
-    if (trial.status == TrialStatus::kPass) gather_trial(trial, endpoint, data);
-    if (trial.status != TrialStatus::kError) data.trials.push_back(std::move(trial));
+  for (record::Trial& trial : store.trials(arm.name)) {
+    data.died += trial.status == record::TrialStatus::kFail;
+    data.unproven += trial.status == record::TrialStatus::kError;
+    if (trial.status == record::TrialStatus::kPass) gather_trial(trial, endpoint, data);
+    if (trial.status != record::TrialStatus::kError) data.trials.push_back(std::move(trial));
   }
-  for (int64_t number = 1; store.count(earlier_attempt(arm.name, number)) > 0; ++number)
-    for (const Trial& trial : store.trials(earlier_attempt(arm.name, number)))
+  for (int64_t number = 1; store.count(record::earlier_attempt(arm.name, number)) > 0; ++number)
+    for (const record::Trial& trial : store.trials(record::earlier_attempt(arm.name, number)))
       data.earlier.push_back(complaint_from_json(trial.outcome.value("complaints", Json::array({""})).at(0)).sentence);
   return data;
 }
@@ -86,8 +86,8 @@ std::vector<double> values_of(const BySeed& by_seed) {
 
 int64_t identical_seeds(const ArmData& one, const ArmData& other) {
   int64_t same = 0;
-  for (const Trial& mine : one.trials)
-    for (const Trial& theirs : other.trials) {
+  for (const record::Trial& mine : one.trials)
+    for (const record::Trial& theirs : other.trials) {
       if (mine.key.index != theirs.key.index || may_be_equal(mine, theirs)) continue;
       const Json &losses = mine.outcome["curves"]["loss"], &others = theirs.outcome["curves"]["loss"];
       const bool moved =
@@ -97,4 +97,4 @@ int64_t identical_seeds(const ArmData& one, const ArmData& other) {
   return same;
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

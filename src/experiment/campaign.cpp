@@ -9,18 +9,17 @@
 #include <optional>
 
 #include "base/error.h"
-#include "experiment/arms_alike.h"
-#include "experiment/same_start.h"
+#include "base/files/file.h"
+#include "base/json.h"
+#include "base/machine.h"
+#include "experiment/comparable.h"
 #include "experiment/start.h"
-#include "experiment/trial_shape.h"
-#include "model/weights_fingerprint.h"
-#include "record/clock.h"
+#include "experiment/trial.h"
+#include "model/build.h"
 #include "record/document.h"
-#include "record/file_descriptor.h"
-#include "record/json_text.h"
 #include "train/checkpoint.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 namespace fs = std::filesystem;
@@ -43,7 +42,7 @@ std::optional<FileDescriptor> claim(const fs::path& folder) {
   fail_with_errno(folder / "claim", "lock", errno);
 }
 
-std::string folder_name(const TrialKey& key) {
+std::string folder_name(const record::TrialKey& key) {
   std::string cell = key.cell;
   std::replace(cell.begin(), cell.end(), ':', '-');
   return fmt::format("{}-{}", cell, key.index);
@@ -54,10 +53,12 @@ std::string folder_name(const TrialKey& key) {
 std::string pilot_cell(const std::string& arm) { return std::string(kPilotPrefix) + arm; }
 
 bool is_of_the_table(const std::string& cell) {
-  return !cell.starts_with(kPilotPrefix) && attempted_cell(cell) == cell;
+  return !cell.starts_with(kPilotPrefix) && record::attempted_cell(cell) == cell;
 }
 
-Json read_experiment_plan(const fs::path& folder) { return read_document(folder / "experiment.json", kPlanKind); }
+Json read_experiment_plan(const fs::path& folder) {
+  return record::read_document(folder / "experiment.json", kPlanKind);
+}
 
 std::string first_difference(const Json& one, const Json& other) {
   if (one.at("dtype") != other.at("dtype")) return "dtype";
@@ -67,11 +68,11 @@ std::string first_difference(const Json& one, const Json& other) {
   return steps.empty() ? "its identity, of another version of faultline" : steps[0].at("path").get<std::string>();
 }
 
-Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json versions)
+Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, record::Maker maker)
     : recipe_(std::move(recipe)),
       dtype_(std::move(dtype)),
       folder_(std::move(folder)),
-      versions_(std::move(versions)),
+      maker_(std::move(maker)),
       spec_(read_experiment(recipe_.at("experiment"))) {
   check_calibration(recipe_, spec_);
   check_arms_are_judged_alike(recipe_, spec_);
@@ -79,7 +80,7 @@ Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json ver
   for (const Arm& arm : spec_.arms) {
     const Node checked = trial_recipe({arm.name, 0});
     try {
-      if (preparation_.complete || !reads_verdict(checked)) (void)read_training(checked);
+      if (preparation_.complete || !reads_verdict(checked)) (void)lab::read_training(checked);
     } catch (const UsageError& error) {
       throw UsageError(fmt::format("arm '{}': {}", arm.name, error.what()));
     }
@@ -87,14 +88,14 @@ Experiment::Experiment(Node recipe, std::string dtype, fs::path folder, Json ver
 }
 
 std::string experiment_identity(const Node& recipe, const std::string& dtype) {
-  Json json = as_record(to_json(recipe));
+  Json json = to_json(recipe);
   leave_out_names(json);
   json["dtype"] = dtype;
-  return json_hash(json);
+  return record::json_hash(json);
 }
 
-Node Experiment::trial_recipe(const TrialKey& key) const {
-  const std::string cell(attempted_cell(key.cell));
+Node Experiment::trial_recipe(const record::TrialKey& key) const {
+  const std::string cell(record::attempted_cell(key.cell));
   const bool pilot = cell.starts_with(kPilotPrefix);
   const std::string name = pilot ? cell.substr(kPilotPrefix.size()) : cell;
   const Node prepared = apply_preparation(recipe_, spec_, preparation_);
@@ -105,19 +106,19 @@ Node Experiment::trial_recipe(const TrialKey& key) const {
 
 // The same on every machine: without paths, with what the verdict said instead of where it lies.
 std::string Experiment::fingerprint_of(const Node& recipe) const {
-  Json json = as_record(to_json(recipe));
+  Json json = to_json(recipe);
   json.erase("model");
   json["dtype"] = dtype_;
   json["weights"] = weights_;
   if (!spec_.diagnosis.empty() && json.contains("aqn") && json["aqn"]["layers"].is_object())
     json["aqn"]["layers"] = {{"diagnosed", preparation_.layer}};
-  json["evaluate"] = as_record(to_json(recipe_.at("experiment").at("evaluate")));
+  json["evaluate"] = to_json(recipe_.at("experiment").at("evaluate"));
   json["draws"] = spec_.draws;
-  return json_hash(json);
+  return record::json_hash(json);
 }
 
-void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress) {
-  weights_ = weights_fingerprint(*loaded.model);
+void Experiment::open(lab::LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress) {
+  weights_ = model::weights_fingerprint(*loaded.model);
   fs::create_directories(folder_);
   const fs::path file = folder_ / "experiment.json";
   if (fs::exists(file)) {
@@ -133,20 +134,20 @@ void Experiment::open(LoadedModel& loaded, const Diagnose& diagnose, const Exper
                       "it was begun with",
                       folder_.string(), known.at("weights").get<std::string>(), weights_));
   } else {
-    write_document(file, kPlanKind, plan_json());
+    record::write_document(file, kPlanKind, plan_json());
   }
   if (!preparation_.complete) find_out(loaded, diagnose, progress);
   check_trials();
 }
 
 Json Experiment::plan_json() const {
-  return {{"recipe", as_record(to_json(recipe_))},
+  return {{"recipe", to_json(recipe_)},
           {"dtype", dtype_},
           {"identity", experiment_identity(recipe_, dtype_)},
           {"weights", weights_}};
 }
 
-void Experiment::find_out(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress) {
+void Experiment::find_out(lab::LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress) {
   std::optional<FileDescriptor> alone = claim(folder_ / "preparation");
   if (!alone) throw RuntimeFailure(fmt::format("{}: another process is preparing it; run again", folder_.string()));
   const Snapshot start(*loaded.model);
@@ -154,11 +155,11 @@ void Experiment::find_out(LoadedModel& loaded, const Diagnose& diagnose, const E
   start.restore(*loaded.model);
   for (const Arm& arm : spec_.arms) {
     const Node checked = trial_recipe({arm.name, 0});
-    (void)read_training(checked);
+    (void)lab::read_training(checked);
   }
 }
 
-std::string Experiment::foreign(const Trial& trial) const {
+std::string Experiment::foreign(const record::Trial& trial) const {
   if (trial.fingerprint == fingerprint_of(trial_recipe(trial.key))) return "";
   return fmt::format("trial {} of {} was run with another recipe, calibration or verdict", trial.key.index,
                      trial.key.cell);
@@ -166,7 +167,7 @@ std::string Experiment::foreign(const Trial& trial) const {
 
 void Experiment::check_trials() const {
   if (!fs::exists(folder_ / "campaign.sqlite")) return;
-  CampaignStore(folder_ / "campaign.sqlite").for_each([&](Trial&& trial) {
+  record::CampaignStore(folder_ / "campaign.sqlite").for_each([&](record::Trial&& trial) {
     if (const std::string sentence = misshapen(trial); !sentence.empty())
       throw UsageError(fmt::format("{}: {}; use another --out", folder_.string(), sentence));
     if (const std::string sentence = foreign(trial); !sentence.empty())
@@ -177,8 +178,8 @@ void Experiment::check_trials() const {
   });
 }
 
-std::vector<TrialKey> Experiment::keys(const CampaignPart& part) const {
-  std::vector<TrialKey> all;
+std::vector<record::TrialKey> Experiment::keys(const CampaignPart& part) const {
+  std::vector<record::TrialKey> all;
   std::vector<std::string> arms;
   for (const Arm& arm : spec_.arms) {
     const bool named = part.arms.empty() || part.arms.contains(arm.name);
@@ -193,84 +194,76 @@ std::vector<TrialKey> Experiment::keys(const CampaignPart& part) const {
   return all;
 }
 
-std::vector<TrialKey> Experiment::pending(const CampaignPart& part) const {
-  std::vector<TrialKey> left = keys(part);
+std::vector<record::TrialKey> Experiment::pending(const CampaignPart& part) const {
+  std::vector<record::TrialKey> left = keys(part);
   if (!fs::exists(folder_ / "campaign.sqlite")) return left;
-  CampaignStore store(folder_ / "campaign.sqlite");
+  record::CampaignStore store(folder_ / "campaign.sqlite");
   std::vector<std::string> cells;
   int64_t seeds = 0;
-  for (const TrialKey& key : left) {
+  for (const record::TrialKey& key : left) {
     if (std::find(cells.begin(), cells.end(), key.cell) == cells.end()) cells.push_back(key.cell);
     seeds = std::max(seeds, key.index + 1);
   }
-  const std::vector<TrialKey> missing = store.pending(cells, seeds);
-  std::erase_if(left,
-                [&](const TrialKey& key) { return std::find(missing.begin(), missing.end(), key) == missing.end(); });
+  const std::vector<record::TrialKey> missing = store.pending(cells, seeds);
+  std::erase_if(left, [&](const record::TrialKey& key) {
+    return std::find(missing.begin(), missing.end(), key) == missing.end();
+  });
   return left;
 }
 
 int64_t Experiment::unproven(const CampaignPart& part) const {
   if (!fs::exists(folder_ / "campaign.sqlite")) return 0;
-  const std::vector<TrialKey> asked = keys(part);
+  const std::vector<record::TrialKey> asked = keys(part);
   int64_t count = 0;
-  CampaignStore(folder_ / "campaign.sqlite").for_each([&](Trial&& trial) {
-    count += trial.status == TrialStatus::kError && std::find(asked.begin(), asked.end(), trial.key) != asked.end();
+  record::CampaignStore(folder_ / "campaign.sqlite").for_each([&](record::Trial&& trial) {
+    count +=
+        trial.status == record::TrialStatus::kError && std::find(asked.begin(), asked.end(), trial.key) != asked.end();
   });
   return count;
 }
 
 void Experiment::try_again(const CampaignPart& part) {
-  CampaignStore(folder_ / "campaign.sqlite").set_errors_aside(keys(part));
+  record::CampaignStore(folder_ / "campaign.sqlite").set_errors_aside(keys(part));
 }
 
-SameStart Experiment::starts_of(CampaignStore& store, const std::set<uint64_t>& seeds) const {
+SameStart Experiment::starts_of(record::CampaignStore& store, const std::set<uint64_t>& seeds) const {
   SameStart starts;
-  store.for_each([&](Trial&& trial) {
+  store.for_each([&](record::Trial&& trial) {
     if (seeds.contains(trial.seed)) (void)starts.note(trial, trial_recipe(trial.key));
   });
   return starts;
 }
 
-int64_t Experiment::run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress) {
-  CampaignStore store(folder_ / "campaign.sqlite");
-  const Snapshot start(*loaded.model);
-  const double began = system_seconds();
-  int64_t ran = 0;
-  double longest = 0;
-  for (const TrialKey& key : pending(part)) {
-    const double now = system_seconds();
-    if (ran > 0 && part.time_limit > 0 && now - began + longest > part.time_limit) break;
-    const fs::path folder = folder_ / "trials" / folder_name(key);
-    const std::optional<FileDescriptor> mine = claim(folder);
-    if (!mine || store.is_there(key)) continue;
-    if (progress.on_trial) progress.on_trial(key);
-    TrialRequest request{key, trial_recipe(key), "", folder, &spec_, {}, versions_};
-    request.fingerprint = fingerprint_of(request.recipe);
-    Trial trial;
-    try {
-      start.restore(*loaded.model);
-      request.start = shared_start(loaded, weights_, request.recipe, folder_);
-      if (request.start) {
-        const auto seed = static_cast<uint64_t>(request.recipe.at("seed").as_integer());
-        const std::string sentence =
-            starts_of(store, {seed}).note(key, request.recipe, checkpoint_hash(*request.start));
-        if (!sentence.empty()) throw UsageError(fmt::format("{}: {}", folder_.string(), sentence));
-      }
-      start.restore(*loaded.model);
-      trial = run_trial(loaded, request, {progress.on_event, progress.on_line});
-    } catch (const UsageError& error) {
-      throw UsageError(fmt::format("arm '{}', seed {}: {}", key.cell, key.index, error.what()));
+bool Experiment::run(lab::LoadedModel& loaded, const Snapshot& start, const record::TrialKey& key,
+                     const ExperimentProgress& progress) {
+  record::CampaignStore store(folder_ / "campaign.sqlite");
+  const fs::path folder = folder_ / "trials" / folder_name(key);
+  const std::optional<FileDescriptor> mine = claim(folder);
+  if (!mine || store.is_there(key)) return false;
+  if (progress.on_trial) progress.on_trial(key);
+  TrialRequest request{key, trial_recipe(key), "", folder, &spec_, {}, maker_};
+  request.fingerprint = fingerprint_of(request.recipe);
+  record::Trial trial;
+  try {
+    start.restore(*loaded.model);
+    request.start = shared_start(loaded, weights_, request.recipe, folder_);
+    if (request.start) {
+      const auto seed = static_cast<uint64_t>(request.recipe.at("seed").as_integer());
+      const std::string sentence =
+          starts_of(store, {seed}).note(key, request.recipe, train::checkpoint_hash(*request.start));
+      if (!sentence.empty()) throw UsageError(fmt::format("{}: {}", folder_.string(), sentence));
     }
-    (void)store.insert(trial);
-    std::error_code ignored;  // a finished trial is its record; its checkpoints are worth nothing and may be gigabytes
-    fs::remove_all(folder_ / "trials" / trial.outcome["run"].get<std::string>() / "checkpoints", ignored);
-    const at::Device device = loaded.model->device();  // trials that share it need what this one has kept and not used
-    if (!device.is_cpu()) at::getDeviceAllocator(device.type())->emptyCache();
-    longest = std::max(longest, system_seconds() - now);
-    ++ran;
+    start.restore(*loaded.model);
+    trial = run_trial(loaded, request, {progress.on_event, progress.on_line});
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("arm '{}', seed {}: {}", key.cell, key.index, error.what()));
   }
-  start.restore(*loaded.model);
-  return ran;
+  (void)store.insert(trial);
+  std::error_code ignored;  // a finished trial is its record; its checkpoints are worth nothing and may be gigabytes
+  fs::remove_all(folder_ / "trials" / trial.outcome["run"].get<std::string>() / "checkpoints", ignored);
+  const at::Device device = loaded.model->device();  // trials that share it need what this one has kept and not used
+  if (!device.is_cpu()) at::getDeviceAllocator(device.type())->emptyCache();
+  return true;
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

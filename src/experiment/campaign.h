@@ -8,11 +8,11 @@
 #include <functional>
 #include <set>
 
+#include "experiment/comparable.h"
 #include "experiment/preparation.h"
-#include "experiment/same_start.h"
 #include "experiment/trial.h"
 
-namespace faultline {
+namespace faultline::experiment {
 
 // What a trial's run directory holds when the trial is done.
 inline constexpr std::array<const char*, 4> kRunFiles = {"manifest.json", "events.jsonl", "ledger.json",
@@ -26,8 +26,8 @@ struct CampaignPart {          // of the trials, for this process
 };
 
 struct ExperimentProgress {
-  std::function<void(const TrialKey&)> on_trial;    // before each
-  std::function<void(const Json& event)> on_event;  // of the training
+  std::function<void(const record::TrialKey&)> on_trial;  // before each
+  std::function<void(const Json& event)> on_event;        // of the training
   std::function<void(const std::string&)> on_line;
 };
 
@@ -38,25 +38,26 @@ struct MergeSource {
 
 class Experiment {
  public:
-  // dtype is part of what an experiment is; the versions of the program are kept with every trial. Validates every arm;
+  // dtype is part of what an experiment is; its maker is kept with every trial. Validates every arm;
   // reads nothing but the recipe and, where the arms need what a preparation finds, the folder.
-  Experiment(Node recipe, std::string dtype, std::filesystem::path folder, Json versions);
+  Experiment(Node recipe, std::string dtype, std::filesystem::path folder, record::Maker maker);
 
   const ExperimentSpec& spec() const { return spec_; }
   const std::filesystem::path& folder() const { return folder_; }
   // Writes experiment.json, or refuses a folder that was begun with another recipe or other weights. Calibrates and
   // diagnoses where the recipe asks for it and it was not done. UsageError as check_trials has it.
-  void open(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress);
+  void open(lab::LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress);
   // UsageError where a stored trial was run with another recipe, calibration or verdict than the folder has.
   void check_trials() const;
 
-  std::vector<TrialKey> keys(const CampaignPart& part) const;     // all of that part
-  std::vector<TrialKey> pending(const CampaignPart& part) const;  // not in the store
-  int64_t unproven(const CampaignPart& part) const;               // in the store without proof
+  std::vector<record::TrialKey> keys(const CampaignPart& part) const;     // all of that part
+  std::vector<record::TrialKey> pending(const CampaignPart& part) const;  // not in the store
+  int64_t unproven(const CampaignPart& part) const;                       // in the store without proof
   // Trials of that part without proof are missing again; the store keeps what they were.
   void try_again(const CampaignPart& part);
-  // Runs what is missing and free. Returns the number of trials it ran.
-  int64_t run(LoadedModel& loaded, const CampaignPart& part, const ExperimentProgress& progress);
+  // Runs one trial from these weights, and stores it. False: somebody else is at it, or it is there.
+  bool run(lab::LoadedModel& loaded, const Snapshot& start, const record::TrialKey& key,
+           const ExperimentProgress& progress);
 
   // Takes the trials of other folders of the same experiment and their runs; returns how many were new. All folders are
   // checked before the first trial is taken.
@@ -65,21 +66,21 @@ class Experiment {
   // differ.
   void check_merge(const std::vector<MergeSource>& others) const;
 
-  Node trial_recipe(const TrialKey& key) const;
+  Node trial_recipe(const record::TrialKey& key) const;
 
  private:
   Json plan_json() const;
-  void find_out(LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress);
-  std::string foreign(const Trial& trial) const;  // a sentence where it is of another recipe than ours; else ""
+  void find_out(lab::LoadedModel& loaded, const Diagnose& diagnose, const ExperimentProgress& progress);
+  std::string foreign(const record::Trial& trial) const;  // a sentence where it is of another recipe than ours; else ""
   void check_plan_of(const MergeSource& other) const;
   int64_t take(const MergeSource& other);
   std::string fingerprint_of(const Node& recipe) const;
-  SameStart starts_of(CampaignStore& store, const std::set<uint64_t>& seeds) const;  // of the trials there
+  SameStart starts_of(record::CampaignStore& store, const std::set<uint64_t>& seeds) const;  // of the trials there
 
   Node recipe_;
   std::string dtype_, weights_;
   std::filesystem::path folder_;
-  Json versions_;
+  record::Maker maker_;
   ExperimentSpec spec_;
   Preparation preparation_;
 };
@@ -95,4 +96,4 @@ std::string first_difference(const Json& one, const Json& other);
 
 Json read_experiment_plan(const std::filesystem::path& folder);  // experiment.json: recipe, dtype, identity, weights
 
-}  // namespace faultline
+}  // namespace faultline::experiment

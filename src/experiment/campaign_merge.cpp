@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "experiment/campaign.h"
-#include "experiment/trial_shape.h"
+#include "experiment/trial.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,12 +23,12 @@ void copy_run(const fs::path& from, const fs::path& to) {
 }
 
 // Our trials that ended in an error and that the other store set aside for another attempt.
-std::vector<TrialKey> tried_again(CampaignStore& ours, CampaignStore& theirs) {
-  std::vector<TrialKey> keys;
-  theirs.for_each([&](Trial&& trial) {
-    const std::string cell(attempted_cell(trial.key.cell));
+std::vector<record::TrialKey> tried_again(record::CampaignStore& ours, record::CampaignStore& theirs) {
+  std::vector<record::TrialKey> keys;
+  theirs.for_each([&](record::Trial&& trial) {
+    const std::string cell(record::attempted_cell(trial.key.cell));
     if (cell == trial.key.cell) return;
-    for (const Trial& mine : ours.trials(cell))
+    for (const record::Trial& mine : ours.trials(cell))
       if (mine.key.index == trial.key.index && mine.started == trial.started && mine.finished == trial.finished)
         keys.push_back(mine.key);
   });
@@ -36,7 +36,7 @@ std::vector<TrialKey> tried_again(CampaignStore& ours, CampaignStore& theirs) {
 }
 
 // Below trials/, wherever the record says that it lies.
-fs::path run_of(const Trial& trial) {
+fs::path run_of(const record::Trial& trial) {
   return (fs::path("trials") / trial.outcome.at("run").get<std::string>()).lexically_normal();
 }
 
@@ -52,9 +52,10 @@ fs::path leads_out_of(const fs::path& folder, const fs::path& run) {
 }
 
 // Those of theirs that ours does not have.
-std::vector<Trial> new_trials(CampaignStore& ours, CampaignStore& theirs, const std::vector<TrialKey>& repeated) {
-  std::vector<Trial> trials;
-  theirs.for_each([&](Trial&& trial) {
+std::vector<record::Trial> new_trials(record::CampaignStore& ours, record::CampaignStore& theirs,
+                                      const std::vector<record::TrialKey>& repeated) {
+  std::vector<record::Trial> trials;
+  theirs.for_each([&](record::Trial&& trial) {
     if (!ours.is_there(trial.key) || std::ranges::find(repeated, trial.key) != repeated.end())
       trials.push_back(std::move(trial));
   });
@@ -79,14 +80,14 @@ void Experiment::check_plan_of(const MergeSource& other) const {
 }
 
 void Experiment::check_merge(const std::vector<MergeSource>& others) const {
-  CampaignStore store(folder_ / "campaign.sqlite");
-  std::vector<std::pair<const MergeSource*, Trial>> trials;
+  record::CampaignStore store(folder_ / "campaign.sqlite");
+  std::vector<std::pair<const MergeSource*, record::Trial>> trials;
   std::set<uint64_t> seeds;
   std::set<std::pair<std::string, int64_t>> known;  // of the folders before
   for (const MergeSource& other : others) {
     check_plan_of(other);
-    CampaignStore their_store(other.folder / "campaign.sqlite", StoreUse::kRead);
-    their_store.for_each([&](Trial&& trial) {
+    record::CampaignStore their_store(other.folder / "campaign.sqlite", record::StoreUse::kRead);
+    their_store.for_each([&](record::Trial&& trial) {
       for (const std::string& sentence : {misshapen(trial), foreign(trial)})
         if (!sentence.empty()) refuse(other, sentence, folder_);
       const fs::path run = run_of(trial);
@@ -94,7 +95,7 @@ void Experiment::check_merge(const std::vector<MergeSource>& others) const {
       if (const fs::path file = leads_out_of(other.folder, run); !file.empty())
         refuse(other, fmt::format("{} is a link to another place", file.string()), folder_);
     });
-    for (Trial& trial : new_trials(store, their_store, tried_again(store, their_store))) {
+    for (record::Trial& trial : new_trials(store, their_store, tried_again(store, their_store))) {
       if (!known.emplace(trial.key.cell, trial.key.index).second) continue;
       seeds.insert(trial.seed);
       trials.emplace_back(&other, std::move(trial));
@@ -107,12 +108,13 @@ void Experiment::check_merge(const std::vector<MergeSource>& others) const {
 }
 
 int64_t Experiment::take(const MergeSource& other) {
-  CampaignStore store(folder_ / "campaign.sqlite"), their_store(other.folder / "campaign.sqlite", StoreUse::kRead);
-  const std::vector<TrialKey> repeated = tried_again(store, their_store);
-  const std::vector<Trial> trials = new_trials(store, their_store, repeated);
+  record::CampaignStore store(folder_ / "campaign.sqlite"),
+      their_store(other.folder / "campaign.sqlite", record::StoreUse::kRead);
+  const std::vector<record::TrialKey> repeated = tried_again(store, their_store);
+  const std::vector<record::Trial> trials = new_trials(store, their_store, repeated);
   store.set_errors_aside(repeated);
   int64_t taken = 0;
-  for (const Trial& trial : trials) {
+  for (const record::Trial& trial : trials) {
     copy_run(other.folder / run_of(trial), folder_ / run_of(trial));
     taken += store.insert(trial) ? 1 : 0;
   }
@@ -126,4 +128,4 @@ int64_t Experiment::merge(const std::vector<MergeSource>& others) {
   return taken;
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

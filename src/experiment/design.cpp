@@ -7,14 +7,14 @@
 #include <map>
 
 #include "base/error.h"
-#include "base/stats.h"
+#include "base/machine.h"
+#include "base/stats/stats.h"
 #include "experiment/analysis.h"
-#include "experiment/analysis_parts.h"
+#include "experiment/arm_data.h"
 #include "experiment/campaign.h"
-#include "record/clock.h"
 #include "record/document.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 namespace fs = std::filesystem;
@@ -27,11 +27,11 @@ struct Pilot {
   int64_t trials = 0, unproven = 0;
 };
 
-Pilot read_pilot(const Contrast& contrast, CampaignStore& store, const std::string& endpoint) {
+Pilot read_pilot(const Contrast& contrast, record::CampaignStore& store, const std::string& endpoint) {
   Pilot pilot;
   for (const std::string& arm : {contrast.arm, contrast.against})
-    for (const Trial& trial : store.trials(pilot_cell(arm)))
-      ++pilot.trials, pilot.unproven += trial.status == TrialStatus::kError;
+    for (const record::Trial& trial : store.trials(pilot_cell(arm)))
+      ++pilot.trials, pilot.unproven += trial.status == record::TrialStatus::kError;
   const auto treated = endpoint_by_seed(store, pilot_cell(contrast.arm), endpoint);
   const auto control = endpoint_by_seed(store, pilot_cell(contrast.against), endpoint);
   for (const auto& [seed, value] : treated)
@@ -41,7 +41,7 @@ Pilot read_pilot(const Contrast& contrast, CampaignStore& store, const std::stri
 }
 
 // Null where none was begun. A part of a pilot is none: the design would be frozen with what happened to be there.
-Json pilot_json(const ExperimentSpec& spec, CampaignStore& store, const std::string& folder) {
+Json pilot_json(const ExperimentSpec& spec, record::CampaignStore& store, const std::string& folder) {
   if (spec.contrasts.empty()) return nullptr;
   const Contrast& first = spec.contrasts.front();
   const std::string endpoint = common_endpoint(spec, store);
@@ -86,8 +86,8 @@ void plan_with(double sd, int64_t family, Json& design) {
 
 Json write_design(const ExperimentSpec& spec, const fs::path& folder) {
   const fs::path file = folder / "design.json";
-  if (fs::exists(file)) return read_document(file, kDesignKind);
-  CampaignStore store(folder / "campaign.sqlite");
+  if (fs::exists(file)) return record::read_document(file, kDesignKind);
+  record::CampaignStore store(folder / "campaign.sqlite");
   for (const Arm& arm : spec.arms)
     if (store.count(arm.name) > 0)
       throw UsageError(
@@ -108,8 +108,8 @@ Json write_design(const ExperimentSpec& spec, const fs::path& folder) {
     else
       design["note"] = "the pilot's differences are all equal: they have no spread to plan with";
   }
-  write_document(file, kDesignKind, design);
+  record::write_document(file, kDesignKind, design);
   return design;
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "base/stats.h"
+#include "base/stats/stats.h"
 #include "experiment/analysis.h"
 #include "experiment/known_trials.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace design_test {
 
 namespace fs = std::filesystem;
@@ -48,8 +48,8 @@ TEST(Design, IsNotMadeOfAPartOfAPilot) {
   EXPECT_THROW(write_design(with_pilot(3, 12), folder.directory.path()), UsageError);
   EXPECT_FALSE(fs::exists(file));
   folder.add(trial_of("pilot:control", 2, 0.5));
-  Trial unproven = trial_of("pilot:arm", 2, 0.5);
-  unproven.status = TrialStatus::kError;
+  record::Trial unproven = trial_of("pilot:arm", 2, 0.5);
+  unproven.status = record::TrialStatus::kError;
   folder.add(unproven);
   EXPECT_THROW(write_design(with_pilot(3, 12), folder.directory.path()), EvidenceError);
   EXPECT_FALSE(fs::exists(file));
@@ -62,8 +62,8 @@ TEST(Design, NeedsPairsThatCameToTheirEnd) {
   Folder folder;
   for (int64_t seed = 0; seed < 2; ++seed) {
     folder.add(trial_of("pilot:control", seed, 0.5));
-    Trial died = trial_of("pilot:arm", seed, 0.5);
-    died.status = TrialStatus::kFail;
+    record::Trial died = trial_of("pilot:arm", seed, 0.5);
+    died.status = record::TrialStatus::kFail;
     folder.add(died);
   }
   EXPECT_THROW(write_design(with_pilot(2, 12), folder.directory.path()), EvidenceError);
@@ -86,4 +86,4 @@ TEST(Design, PromisesNothingThatTheTestCannotKeep) {
 }
 
 }  // namespace design_test
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "lab/evaluation.h"
 
-namespace faultline {
+namespace faultline::experiment {
 
 struct Arm {
   std::string name;
@@ -41,8 +41,8 @@ struct ExperimentSpec {
   std::string endpoint;  // a metric of the end, one for all arms; "": accuracy under the fault where any has it
   std::string question;
   std::vector<Contrast> contrasts;
-  std::vector<FaultCase> evaluations;  // faults that every arm's final model is judged under
-  int64_t draws = 1;                   // of their noise
+  std::vector<lab::FaultCase> evaluations;  // faults that every arm's final model is judged under
+  int64_t draws = 1;                        // of their noise
   std::optional<Calibration> calibration;
   std::string diagnosis;  // method whose verdict arms may read (from_verdict: verdict.json); "": none
 
@@ -61,4 +61,4 @@ inline constexpr int64_t kPilotSeeds = 1'000'000;  // a pilot's seeds lie so far
 // The arm's recipe for one seed, validated anew; without the section experiment.
 Node arm_recipe(const Node& recipe, const Arm& arm, int64_t seed_index);
 
-}  // namespace faultline
+}  // namespace faultline::experiment

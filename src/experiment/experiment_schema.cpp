@@ -2,15 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "base/config/override.h"
 #include "base/error.h"
-#include "base/override.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "experiment/experiment.h"
-#include "record/json_text.h"
+#include "recipe/recipe.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 std::vector<std::string> keys_of(const Node& map) {
@@ -50,7 +50,7 @@ std::string check_experiment(const Node& experiment) {
 
 // One flow value on one line, as overrides read it.
 std::string flow_text(const Node& node) {
-  const Json json = as_record(to_json(node));
+  const Json json = to_json(node);
   return json.is_string() ? "'" + json.get<std::string>() + "'" : json.dump();
 }
 
@@ -149,7 +149,8 @@ void register_experiment_section() {
                  {.default_value = Node::list(), .doc = "named before the run: the family that Holm corrects"})
           .field("endpoint", Schema::string({.min = 1}), {.doc = "a metric of the end, one for all arms"})
           .field("question", Schema::string({.min = 1}), {.doc = "what the table answers"})
-          .field("evaluate", Schema::map().extra(Schema::list(rule_schema(RuleUse::kInPlan), {.min = 1})),
+          .field("evaluate",
+                 Schema::map().extra(Schema::list(numeric::rule_schema(numeric::RuleUse::kInPlan), {.min = 1})),
                  {.default_value = Node::map(), .doc = "label: faults that every arm's final model is judged under"})
           .field("draws", count, {.default_value = Node(1), .doc = "of the noise of evaluate"})
           .field("calibrate", calibration_schema(), {.doc = "find a fault's strength before the first trial"})
@@ -190,9 +191,9 @@ ExperimentSpec read_experiment(const Node& experiment) {
     for (const Arm& arm : spec.arms)
       if (arm.name != spec.control) spec.contrasts.push_back({arm.name + " - " + spec.control, arm.name, spec.control});
   for (const auto& entry : experiment.at("evaluate").entries()) {
-    FaultCase one{entry.key, Node::map()};
+    lab::FaultCase one{entry.key, Node::map()};
     one.recipe.set("faults", entry.value);
-    for (const Node& rule : entry.value.items()) (void)read_rule(rule);  // refuses what no schema can
+    for (const Node& rule : entry.value.items()) (void)numeric::read_rule(rule);  // refuses what no schema can
     spec.evaluations.push_back(std::move(one));
   }
   if (const Node* calibration = experiment.find("calibrate")) spec.calibration = read_calibration(*calibration);
@@ -202,7 +203,7 @@ ExperimentSpec read_experiment(const Node& experiment) {
 Node arm_recipe(const Node& recipe, const Arm& arm, int64_t seed_index) {
   Node changed = recipe;
   changed.erase("experiment");
-  const Schema schema = SectionRegistry::global().recipe_schema();
+  const Schema schema = recipe::recipe_schema();
   std::vector<std::string> overrides = arm.overrides;
   for (const auto& [key, values] : arm.by_seed)
     overrides.push_back(values[static_cast<std::size_t>(seed_index % kPilotSeeds) % values.size()]);
@@ -275,4 +276,4 @@ std::vector<std::string> scale_overrides(const Node& recipe, const std::string& 
   return changes;
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -3,17 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include "base/files/temporary_folder.h"
 #include "experiment/experiment.h"
 #include "record/campaign_store.h"
-#include "record/temporary_directory.h"
 
-namespace faultline {
+namespace faultline::experiment {
 
 inline constexpr const char* kMetric = "faultline/val-faulty/arithmetic/acc/mean@1";
 
-inline Trial trial_of(const std::string& arm, int64_t seed, double accuracy,
-                      const std::vector<double>& losses = {0.1, 0.3, 0.2}) {
-  Trial trial{.key = {arm, seed}, .seed = 7, .status = TrialStatus::kPass};
+inline record::Trial trial_of(const std::string& arm, int64_t seed, double accuracy,
+                              const std::vector<double>& losses = {0.1, 0.3, 0.2}) {
+  record::Trial trial{.key = {arm, seed}, .seed = 7, .status = record::TrialStatus::kPass};
   trial.outcome = {
       {"results", {{kMetric, accuracy}, {"val-core/arithmetic/acc/mean@1", accuracy + 0.1}}},
       {"curves", {{"reward", {0.1, 0.2, 0.4}}, {"loss", losses}, {"seconds", {1.0, 1.0, 1.0}}}},
@@ -30,9 +30,9 @@ inline ExperimentSpec spec_of(const std::vector<std::string>& arms, std::vector<
 }
 
 struct Folder {
-  TemporaryDirectory directory;
-  CampaignStore store{directory.path() / "campaign.sqlite"};
-  void add(const Trial& trial) { ASSERT_TRUE(store.insert(trial)); }
+  TemporaryFolder directory;
+  record::CampaignStore store{directory.path() / "campaign.sqlite"};
+  void add(const record::Trial& trial) { ASSERT_TRUE(store.insert(trial)); }
 };
 
 inline const Json& row_of(const Json& analysis, const std::string& arm) {
@@ -41,4 +41,4 @@ inline const Json& row_of(const Json& analysis, const std::string& arm) {
   throw std::runtime_error(arm);
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -4,17 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "experiment/run_evidence.h"
+#include "base/json.h"
 #include "experiment/start.h"
 #include "experiment/trial.h"
+#include "lab/run_evidence.h"
 #include "record/document.h"
-#include "site/phase_guard.h"
 #include "task/evaluate.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,10 +41,11 @@ Node with_value(const Node& recipe, const Calibration& calibration, double value
 
 class Measure {
  public:
-  Measure(LoadedModel& loaded, const Node& recipe, int64_t problems) : loaded_(loaded), spec_(read_training(recipe)) {
-    problems_ = load_task(spec_.task).test;
+  Measure(lab::LoadedModel& loaded, const Node& recipe, int64_t problems)
+      : loaded_(loaded), spec_(lab::read_training(recipe)) {
+    problems_ = task::load_task(spec_.task).test;
     problems_.resize(std::min(problems_.size(), static_cast<std::size_t>(problems)));
-    const StageSpec& stage = spec_.train.spec.stages.back();
+    const train::StageSpec& stage = spec_.train.spec.stages.back();
     options_.max_new_tokens = stage.max_new_tokens;
     options_.slots = stage.slots;
     options_.scoring = spec_.task.scoring;
@@ -59,11 +59,11 @@ class Measure {
   // Share of the clean measure under the recipe's faults, and the proof.
   Json under(const Node& recipe, bool agreement) {
     const int64_t rows = std::min<int64_t>(options_.slots, std::ssize(problems_));
-    Injection injection(read_plan_spec(recipe), *loaded_.model, Phase::kEval, rows);
+    lab::Injection injection(recipe::read_plan_spec(recipe), *loaded_.model, site::Phase::kEval, rows);
     injection.arm();
-    const std::vector<Answer> faulty = answers();
+    const std::vector<task::Answer> faulty = answers();
     injection.disarm();
-    const Json evidence = part_evidence(injection.plan(), injection.censuses());
+    const Json evidence = lab::part_evidence(injection.plan(), injection.censuses());
     double equal = 0;
     for (std::size_t i = 0; i < faulty.size(); ++i) equal += faulty[i].text == clean_[i].text;
     const double measure = agreement ? equal / static_cast<double>(faulty.size()) : accuracy(faulty);
@@ -71,26 +71,25 @@ class Measure {
             {"share", measure / clean(agreement)},
             {"accuracy", accuracy(faulty)},
             {"evidence", evidence},
-            {"complaints", to_json(missing_evidence(evidence, injection.plan()))}};
+            {"complaints", to_json(lab::missing_evidence(evidence, injection.plan()))}};
   }
   std::size_t problems() const { return problems_.size(); }
 
  private:
-  std::vector<Answer> answers() const {
-    const PhaseGuard phase(Phase::kEval);
-    return evaluate(*loaded_.model, loaded_.tokenizer, problems_, options_);
+  std::vector<task::Answer> answers() const {
+    return task::evaluate(*loaded_.model, loaded_.tokenizer, problems_, options_);
   }
-  static double accuracy(const std::vector<Answer>& answers) {
+  static double accuracy(const std::vector<task::Answer>& answers) {
     double sum = 0;
-    for (const Answer& answer : answers) sum += answer.reward;
+    for (const task::Answer& answer : answers) sum += answer.reward;
     return sum / static_cast<double>(answers.size());
   }
 
-  LoadedModel& loaded_;
-  TrainingSpec spec_;
-  std::vector<Problem> problems_;
-  EvaluateOptions options_;
-  std::vector<Answer> clean_;
+  lab::LoadedModel& loaded_;
+  lab::TrainingSpec spec_;
+  std::vector<task::Problem> problems_;
+  task::EvaluateOptions options_;
+  std::vector<task::Answer> clean_;
 };
 
 // Halves the interval on a logarithmic scale; a stronger fault leaves less.
@@ -124,12 +123,12 @@ Json calibrate(Measure& measure, const Node& recipe, const Calibration& wanted,
                   sweep.back()["value"].get<double>(), sweep.back()["share"].get<double>()));
 }
 
-void diagnose_start(LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, const fs::path& folder,
+void diagnose_start(lab::LoadedModel& loaded, const Node& recipe, const ExperimentSpec& spec, const fs::path& folder,
                     const Diagnose& diagnose) {
-  Injection injection(read_plan_spec(recipe), *loaded.model, Phase::kDiagnose, 1);
+  lab::Injection injection(recipe::read_plan_spec(recipe), *loaded.model, site::Phase::kDiagnose, 1);
   injection.arm();
-  const nlohmann::ordered_json verdict = diagnose(loaded, spec.diagnosis, injection.plan().settings().seed);
-  if (const Injection::Proof proof = injection.finish(); !proof.complaints.empty())
+  const Json verdict = diagnose(loaded, spec.diagnosis, injection.plan().settings().seed);
+  if (const lab::Injection::Proof proof = injection.finish(); !proof.complaints.empty())
     throw EvidenceError("experiment.diagnose: ", proof.complaints);
   if (verdict.at("candidates").empty())
     throw EvidenceError(
@@ -137,10 +136,10 @@ void diagnose_start(LoadedModel& loaded, const Node& recipe, const ExperimentSpe
         fmt::format("experiment.diagnose: method {} accuses no layer of the faulty model: an arm that is to be guided "
                     "by it cannot be; try another method or a stronger fault",
                     spec.diagnosis));
-  Json sealed = Json::parse(verdict.dump());
+  Json sealed = verdict;
   sealed["diagnosis_version"] = sealed.at("version");
   sealed.erase("version");
-  write_document(folder / kVerdict, kVerdictKind, sealed);
+  record::write_document(folder / kVerdict, kVerdictKind, sealed);
 }
 
 // Verdicts of experiments before they had a seal are made again: the trials' fingerprints say whether it is the same.
@@ -151,7 +150,7 @@ Json read_verdict(const fs::path& file) {
         fmt::format("{}: it has no seal, so nothing shows that it is the verdict that the trials followed; remove it, "
                     "and the next run diagnoses again",
                     file.string()));
-  return parse_document(text, kVerdictKind, file.string());
+  return record::parse_document(text, kVerdictKind, file.string());
 }
 
 }  // namespace
@@ -165,7 +164,8 @@ Preparation read_preparation(const ExperimentSpec& spec, const fs::path& folder)
   found.verdict = folder / kVerdict;
   if (spec.calibration) {
     found.complete = fs::exists(folder / kCalibration);
-    if (found.complete) found.value = read_document(folder / kCalibration, kCalibrationKind).at("value").get<double>();
+    if (found.complete)
+      found.value = record::read_document(folder / kCalibration, kCalibrationKind).at("value").get<double>();
   }
   if (!spec.diagnosis.empty()) {
     if (!fs::exists(found.verdict)) {
@@ -177,18 +177,19 @@ Preparation read_preparation(const ExperimentSpec& spec, const fs::path& folder)
   return found;
 }
 
-Preparation prepare(LoadedModel& loaded, const std::string& weights, const Node& recipe, const ExperimentSpec& spec,
-                    const fs::path& folder, const Diagnose& diagnose,
+Preparation prepare(lab::LoadedModel& loaded, const std::string& weights, const Node& recipe,
+                    const ExperimentSpec& spec, const fs::path& folder, const Diagnose& diagnose,
                     const std::function<void(const std::string&)>& line) {
   Node plain = recipe;
   plain.erase("experiment");
   if (const auto start = shared_start(loaded, weights, plain, folder)) load_start(loaded, plain, *start);
   if (spec.calibration && !fs::exists(folder / kCalibration)) {
     Measure measure(loaded, plain, spec.calibration->problems);
-    write_document(folder / kCalibration, kCalibrationKind, calibrate(measure, plain, *spec.calibration, line));
+    record::write_document(folder / kCalibration, kCalibrationKind, calibrate(measure, plain, *spec.calibration, line));
   }
   Preparation now;
-  if (spec.calibration) now.value = read_document(folder / kCalibration, kCalibrationKind).at("value").get<double>();
+  if (spec.calibration)
+    now.value = record::read_document(folder / kCalibration, kCalibrationKind).at("value").get<double>();
   if (!spec.diagnosis.empty() && !fs::exists(folder / kVerdict))
     diagnose_start(loaded, apply_preparation(plain, spec, now), spec, folder, diagnose);
   now = read_preparation(spec, folder);
@@ -212,4 +213,4 @@ void place_verdict(Node& arm_recipe, const Preparation& preparation) {
   arm_recipe.find("aqn")->find("layers")->set("from_verdict", preparation.verdict.string());
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

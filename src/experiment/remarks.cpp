@@ -1,29 +1,27 @@
-#include "experiment/remarks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
 
-#include "experiment/analysis_parts.h"
+#include "experiment/arm_data.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 // A design that came after a trial was written with that trial's result in the store.
-Json before_design(const ExperimentSpec& spec, CampaignStore& store, double created) {
+Json before_design(const ExperimentSpec& spec, record::CampaignStore& store, double created) {
   int64_t older = 0, all = 0;
   for (const Arm& arm : spec.arms)
-    for (const Trial& trial : store.trials(arm.name)) ++all, older += trial.started < created;
+    for (const record::Trial& trial : store.trials(arm.name)) ++all, older += trial.started < created;
   return {{"trials", older}, {"of", all}};
 }
 
-std::string torch_of(const Trial& trial) {
+std::string torch_of(const record::Trial& trial) {
   const Json versions = trial.outcome.value("versions", Json());
   return versions.is_object() ? versions.value("torch", "") : "";
 }
 
-std::string device_kind(const Trial& trial) {
+std::string device_kind(const record::Trial& trial) {
   const std::string device = trial.outcome.value("device", "");
   return device.substr(0, device.find(':'));
 }
@@ -33,8 +31,8 @@ bool differ(const std::string& one, const std::string& other) { return !one.empt
 
 int64_t unlike_pairs(const ArmData& arm, const ArmData& against) {
   int64_t unlike = 0;
-  for (const Trial& one : arm.trials)
-    for (const Trial& other : against.trials)
+  for (const record::Trial& one : arm.trials)
+    for (const record::Trial& other : against.trials)
       if (one.key.index == other.key.index)
         unlike += differ(torch_of(one), torch_of(other)) || differ(device_kind(one), device_kind(other));
   return unlike;
@@ -56,7 +54,7 @@ Json made_with(const std::map<std::string, ArmData>& data) {
   std::set<Json> versions;
   int64_t unknown = 0;
   for (const auto& [name, one] : data)
-    for (const Trial& trial : one.trials) {
+    for (const record::Trial& trial : one.trials) {
       if (const std::string device = trial.outcome.value("device", ""); !device.empty()) devices.insert(device);
       const Json known = trial.outcome.value("versions", Json());
       if (known.is_object())
@@ -67,7 +65,7 @@ Json made_with(const std::map<std::string, ArmData>& data) {
   return {{"devices", devices}, {"versions", versions}, {"trials_without_versions", unknown}};
 }
 
-void add_remarks(const ExperimentSpec& spec, const std::map<std::string, ArmData>& data, CampaignStore& store,
+void add_remarks(const ExperimentSpec& spec, const std::map<std::string, ArmData>& data, record::CampaignStore& store,
                  Json& analysis) {
   Json& remarks = analysis["remarks"] = Json::array();
   if (analysis.contains("design")) {
@@ -90,4 +88,4 @@ void add_remarks(const ExperimentSpec& spec, const std::map<std::string, ArmData
                     kFewestForATrend, starts["values"].size()));
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

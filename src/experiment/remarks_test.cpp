@@ -1,13 +1,12 @@
 // What is said beside a table, from trials whose answers are known.
-#include "experiment/remarks.h"
-
 #include <gtest/gtest.h>
 
 #include "experiment/analysis.h"
+#include "experiment/arm_data.h"
 #include "experiment/known_trials.h"
 #include "record/document.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace remarks_test {
 
 Json remarks_of(const Folder& folder, const ExperimentSpec& spec) {
@@ -20,14 +19,15 @@ TEST(Remarks, CountTrialsThatAreOlderThanTheDesign) {
   Folder folder;
   for (int64_t seed = 0; seed < 3; ++seed)
     for (const char* arm : {"control", "arm"}) {
-      Trial trial = trial_of(arm, seed, 0.5);
+      record::Trial trial = trial_of(arm, seed, 0.5);
       trial.started = seed == 0 ? 50 : 150;
       folder.add(trial);
     }
-  Trial pilot = trial_of("pilot:arm", 0, 0.5);
+  record::Trial pilot = trial_of("pilot:arm", 0, 0.5);
   folder.add(pilot);
   EXPECT_FALSE(analyse(kSpec, folder.directory.path()).contains("before_design"));
-  write_document(folder.directory.path() / "design.json", "experiment_design", {{"created", 100.0}, {"seeds", 3}});
+  record::write_document(folder.directory.path() / "design.json", "experiment_design",
+                         {{"created", 100.0}, {"seeds", 3}});
   EXPECT_EQ(remarks_of(folder, kSpec), Json::array({"2 of 6 trials are older than the design."}));
   EXPECT_EQ(analyse(kSpec, folder.directory.path())["before_design"], Json({{"trials", 2}, {"of", 6}}));
 }
@@ -36,13 +36,14 @@ TEST(Remarks, NameContrastsWithMorePairsThanTheDesign) {
   Folder folder;
   for (int64_t seed = 0; seed < 3; ++seed)
     for (const char* arm : {"control", "arm"}) folder.add(trial_of(arm, seed, 0.5));
-  write_document(folder.directory.path() / "design.json", "experiment_design", {{"created", -1.0}, {"seeds", 2}});
+  record::write_document(folder.directory.path() / "design.json", "experiment_design",
+                         {{"created", -1.0}, {"seeds", 2}});
   EXPECT_EQ(remarks_of(folder, kSpec), Json::array({"'helps' has 3 pairs, but the design has 2 seeds."}));
 }
 
 TEST(Remarks, NamePairsOfDifferentTorchOrDevice) {
   const auto add = [](Folder& folder, const char* arm, const char* device, const char* torch, const char* commit) {
-    Trial trial = trial_of(arm, 0, 0.5);
+    record::Trial trial = trial_of(arm, 0, 0.5);
     trial.outcome["device"] = device;
     trial.outcome["versions"] = {{"torch", torch}, {"commit", commit}};
     folder.add(trial);
@@ -65,4 +66,4 @@ TEST(Remarks, NamePairsOfDifferentTorchOrDevice) {
 }
 
 }  // namespace remarks_test
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -1,16 +1,15 @@
-#include "experiment/small_model.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/files/file.h"
+#include "base/json.h"
+#include "experiment/preparation.h"
 #include "model/causal_lm.h"
-#include "model/tokenizer_export.h"
-#include "record/atomic_file.h"
-#include "record/json_text.h"
-#include "train/export.h"
+#include "model/tokenizer/tokenizer_spec.h"
+#include "train/checkpoint.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 namespace fs = std::filesystem;
@@ -53,16 +52,16 @@ Json tokenizer_json() {
   int64_t id = kSpecialTokens;
   for (const std::string& letter : byte_alphabet()) vocabulary[letter] = id++;
   const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  return byte_level_bpe_json({.added_tokens = added,
-                              .normalizer = nullptr,
-                              .pre_tokenizer = bytes,
-                              .decoder = bytes,
-                              .vocabulary = vocabulary,
-                              .merges = Json::array()});
+  return model::byte_level_bpe_json({.added_tokens = added,
+                                     .normalizer = nullptr,
+                                     .pre_tokenizer = bytes,
+                                     .decoder = bytes,
+                                     .vocabulary = vocabulary,
+                                     .merges = Json::array()});
 }
 
-ModelConfig small_config() {
-  ModelConfig config;
+model::ModelConfig small_config() {
+  model::ModelConfig config;
   config.vocabulary = kSpecialTokens + kBytes, config.hidden = 32, config.layers = 2, config.heads = 4;
   config.kv_heads = 2, config.head_size = 8, config.inner = 64, config.context = 4096, config.tied_output = true;
   config.end_tokens = {2};
@@ -78,8 +77,8 @@ fs::path make_small_model(const fs::path& folder) {
   write_file_atomically(origin / "tokenizer.json", to_json_text(tokenizer_json()) + "\n");
   write_file_atomically(origin / "tokenizer_config.json",
                         to_json_text(Json{{"chat_template", kChatMl}, {"eos_token", kSpecial[2]}}) + "\n");
-  CausalLm model(small_config(), kSeed, at::kFloat, at::kCPU);
-  write_model_folder(model, origin, workshop / "model");
+  model::CausalLm model(small_config(), kSeed, at::kFloat, at::kCPU);
+  train::write_model_folder(model, origin, workshop / "model");
   std::error_code raced;
   fs::rename(workshop / "model", folder, raced);
   fs::remove_all(workshop);
@@ -88,4 +87,4 @@ fs::path make_small_model(const fs::path& folder) {
   return folder;
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -4,13 +4,14 @@
 #include <sys/file.h>
 
 #include "base/error.h"
-#include "model/weights_fingerprint.h"
+#include "base/files/file.h"
+#include "base/json.h"
+#include "model/build.h"
 #include "record/document.h"
-#include "record/file_descriptor.h"
-#include "record/json_text.h"
+#include "record/run_record.h"
 #include "train/checkpoint.h"
 
-namespace faultline {
+namespace faultline::experiment {
 namespace {
 
 namespace fs = std::filesystem;
@@ -25,22 +26,20 @@ FileDescriptor wait_for(const fs::path& file) {
   return lock;
 }
 
-void make_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) {
-  TrainingSpec spec = read_training(recipe);
+void make_start(lab::LoadedModel& loaded, const Node& recipe, const fs::path& start) {
+  lab::TrainingSpec spec = lab::read_training(recipe);
   spec.plan.rules.clear();
   spec.aqn.reset();
-  std::vector<StageSpec>& stages = spec.train.spec.stages;
+  std::vector<train::StageSpec>& stages = spec.train.spec.stages;
   stages.front().max_new_tokens = stages.back().max_new_tokens;  // validated as the trials are
   stages.front().slots = stages.back().slots;
   stages.resize(1);
   spec.train.spec.checkpoint_every = 0;
   spec.train.spec.validate_first = false;
-  Manifest manifest;
-  manifest.recipe_name = "start";
-  manifest.recipe = as_record(to_json(recipe));
-  manifest.host = host_description();
-  RunDirectory directory = RunDirectory::create(start.parent_path() / "runs", manifest);
-  TrainingRun run(loaded, spec);
+  const auto seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
+  record::RunDirectory directory =
+      record::begin_run(start.parent_path() / "runs", {"start", to_json(recipe), seed}, {});
+  lab::TrainingRun run(loaded, spec);
   run.run(directory, {});
   run.save_start(start);
 }
@@ -50,18 +49,18 @@ void make_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) 
 std::optional<std::string> start_identity(const Node& recipe) {
   const Node* train_section = recipe.find("train");
   if (train_section == nullptr || train_section->find("sft") == nullptr) return std::nullopt;
-  const Json all = as_record(to_json(recipe)), &train = all.at("train");
-  return json_hash({{"seed", all.at("seed")},
-                    {"task", all.value("task", Json())},
-                    {"sft", train.at("sft")},
-                    {"lora", train.value("lora", Json())},
-                    {"shards", train.at("shards")},
-                    {"problems", train.at("validation_problems")},
-                    {"max_new_tokens", train.at("max_new_tokens")}})
+  const Json all = to_json(recipe), &train = all.at("train");
+  return record::json_hash({{"seed", all.at("seed")},
+                            {"task", all.value("task", Json())},
+                            {"sft", train.at("sft")},
+                            {"lora", train.value("lora", Json())},
+                            {"shards", train.at("shards")},
+                            {"problems", train.at("validation_problems")},
+                            {"max_new_tokens", train.at("max_new_tokens")}})
       .substr(0, 16);
 }
 
-std::optional<fs::path> shared_start(LoadedModel& loaded, const std::string& weights, const Node& recipe,
+std::optional<fs::path> shared_start(lab::LoadedModel& loaded, const std::string& weights, const Node& recipe,
                                      const fs::path& folder) {
   const std::optional<std::string> identity = start_identity(recipe);
   if (!identity) return std::nullopt;
@@ -69,19 +68,20 @@ std::optional<fs::path> shared_start(LoadedModel& loaded, const std::string& wei
   fs::create_directories(start.parent_path());
   const FileDescriptor alone = wait_for(start.string() + ".lock");
   if (!fs::exists(start)) {
-    FL_ASSERT(weights_fingerprint(*loaded.model) == weights);
+    FL_ASSERT(model::weights_fingerprint(*loaded.model) == weights);
     make_start(loaded, recipe, start);
   }
   return start;
 }
 
-void load_start(LoadedModel& loaded, const Node& recipe, const fs::path& start) {
-  const TrainingSpec spec = read_training(recipe);
+void load_start(lab::LoadedModel& loaded, const Node& recipe, const fs::path& start) {
+  const lab::TrainingSpec spec = lab::read_training(recipe);
   if (spec.train.spec.lora.rank > 0)
     throw UsageError("experiment: a fault cannot be calibrated on low-rank adapters; leave out train.lora");
-  AdamW optimizer(loaded.model->parameters(), spec.train.spec.stages.front().optimizer);
+  train::AdamW optimizer(loaded.model->parameters(), spec.train.spec.stages.front().optimizer);
   std::vector<at::Tensor> reference;
-  read_checkpoint(start, model_fingerprint(*loaded.model, optimizer), optimizer, reference, Moments::kLeftOut);
+  train::read_checkpoint(start, train::model_fingerprint(*loaded.model, optimizer), optimizer, reference,
+                         train::Moments::kLeftOut);
 }
 
 void remove_starts(const fs::path& folder) {
@@ -89,4 +89,4 @@ void remove_starts(const fs::path& folder) {
   fs::remove_all(folder / kStarts, ignored);
 }
 
-}  // namespace faultline
+}  // namespace faultline::experiment

@@ -3,31 +3,39 @@
 // checkpoint; a fault or a noise that did not happen makes it an error, never a number.
 #pragma once
 
-#include "experiment/experiment.h"
-#include "experiment/training_run.h"
-#include "record/campaign_store.h"
+#include <string>
 
-namespace faultline {
+#include "experiment/experiment.h"
+#include "lab/training_run.h"
+#include "record/campaign_store.h"
+#include "record/run_record.h"
+
+namespace faultline::experiment {
 
 struct TrialRequest {
-  TrialKey key;
+  record::TrialKey key;
   Node recipe;              // of the arm and seed
   std::string fingerprint;  // of recipe and model, the same on every machine
   std::filesystem::path folder;
   const ExperimentSpec* experiment = nullptr;
   std::optional<std::filesystem::path> start;  // the supervised steps that the arms of this seed share
-  Json versions = {};                          // of the program, kept with the trial
+  record::Maker maker = {};                    // kept with the trial
 };
 
-Trial run_trial(LoadedModel& loaded, const TrialRequest& request, const TrainingProgress& progress);
+record::Trial run_trial(lab::LoadedModel& loaded, const TrialRequest& request, const lab::TrainingProgress& progress);
 
 // What the final model of this recipe's trial is judged under. The recipe's phases say when its own faults act.
-PlanSpec evaluation_plan(const Node& trial_recipe, const FaultCase& evaluation);
+recipe::PlanSpec evaluation_plan(const Node& trial_recipe, const lab::FaultCase& evaluation);
 
 struct Snapshot {  // of the weights that every trial begins with
   std::vector<at::Tensor> values;
-  explicit Snapshot(CausalLm& model);
-  void restore(CausalLm& model) const;
+  explicit Snapshot(model::CausalLm& model);
+  void restore(model::CausalLm& model) const;
 };
 
-}  // namespace faultline
+// Whether a stored trial has the shape that run_trial gives it. A store may come from another machine, by --merge or by
+// hand; what reads it later takes fields for granted, so it is looked at once, at the door.
+
+std::string misshapen(const record::Trial& trial);  // a sentence, or ""
+
+}  // namespace faultline::experiment

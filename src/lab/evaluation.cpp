@@ -5,15 +5,16 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "aqn/aqn_section.h"
 #include "base/error.h"
-#include "base/stats.h"
-#include "record/json_text.h"
-#include "site/phase_guard.h"
+#include "base/json.h"
+#include "base/stats/stats.h"
+#include "site/scope.h"
+#include "train/trainer.h"
 
-namespace faultline {
+namespace faultline::lab {
 namespace {
 
 std::string read_whole(const std::filesystem::path& path) {
@@ -23,24 +24,24 @@ std::string read_whole(const std::filesystem::path& path) {
   return text.str();
 }
 
-std::vector<Problem> load_problems(const EvaluationSpec& spec) {
-  TaskSpec wanted = spec.task;
+std::vector<task::Problem> load_problems(const EvaluationSpec& spec) {
+  task::TaskSpec wanted = spec.task;
   wanted.train = spec.split == "train" ? spec.limit : 0;  // beside the examples
   wanted.test = spec.split == "test" ? spec.limit : 0;
   wanted.shifted = spec.split == "shifted" ? spec.limit : 0;
-  Problems all = load_task(wanted);
+  task::Problems all = task::load_task(wanted);
   return std::move(spec.split == "train" ? all.train : spec.split == "shifted" ? all.shifted : all.test);
 }
 
-OrderedJson accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
+Json accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) {
   const int64_t n = std::ssize(row.answers), correct = row.correct();
   const Interval interval = wilson_interval(correct, n);
-  OrderedJson json = {{"correct", correct},
-                      {"questions", n},
-                      {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
-                      {"interval", {interval.low, interval.high}}};
+  Json json = {{"correct", correct},
+               {"questions", n},
+               {"accuracy", static_cast<double>(correct) / static_cast<double>(n)},
+               {"interval", {interval.low, interval.high}}};
   int64_t ended = 0;
-  for (const Answer& answer : row.answers) ended += answer.ended;
+  for (const task::Answer& answer : row.answers) ended += answer.ended;
   json["ended"] = ended;
   if (&row == &clean) return json;
   int64_t only_clean = 0, only_faulty = 0;
@@ -54,10 +55,10 @@ OrderedJson accuracy_json(const EvaluationRow& row, const EvaluationRow& clean) 
   return json;
 }
 
-OrderedJson perplexity_json(const EvaluationRow& row, const EvaluationRow& clean) {
-  OrderedJson json = {{"perplexity", std::exp(row.perplexity->mean_loss)},
-                      {"nats_per_token", row.perplexity->mean_loss},
-                      {"tokens", row.perplexity->tokens}};
+Json perplexity_json(const EvaluationRow& row, const EvaluationRow& clean) {
+  Json json = {{"perplexity", std::exp(row.perplexity->mean_loss)},
+               {"nats_per_token", row.perplexity->mean_loss},
+               {"tokens", row.perplexity->tokens}};
   if (&row == &clean || row.perplexity->window_losses.size() < 2) return json;
   const MeanInterval difference = paired_t_interval(row.perplexity->window_losses, clean.perplexity->window_losses);
   json["added_nats"] = difference.mean;
@@ -69,7 +70,7 @@ OrderedJson perplexity_json(const EvaluationRow& row, const EvaluationRow& clean
 
 int64_t EvaluationRow::correct() const {
   int64_t count = 0;
-  for (const Answer& answer : answers) count += answer.reward > 0;
+  for (const task::Answer& answer : answers) count += answer.reward > 0;
   return count;
 }
 
@@ -77,37 +78,38 @@ Evaluation::Evaluation(LoadedModel& loaded, const EvaluationSpec& spec, const st
     : loaded_(loaded), spec_(spec), cases_(cases) {
   spec_.generation.fixed_batch = !cases.empty();  // clean and faulty rows see the same shapes throughout
   if (spec.run_task) problems_ = load_problems(spec);
-  check_problems(*loaded.model, loaded.tokenizer, problems_, spec_.generation);
+  task::check_problems(*loaded.model, loaded.tokenizer, problems_, spec_.generation);
   if (!spec.text.empty()) {
     text_tokens_ = loaded.tokenizer.encode(read_whole(spec.text), /*parse_special=*/false);
-    check_text(text_tokens_);
+    task::check_text(text_tokens_);
   }
   for (const FaultCase& one : cases) {
     const int64_t rows = std::min<int64_t>(spec.generation.slots, std::max<int64_t>(1, std::ssize(problems_)));
-    injections_.push_back(std::make_unique<Injection>(read_plan_spec(one.recipe), *loaded.model, Phase::kEval, rows));
+    injections_.push_back(
+        std::make_unique<Injection>(recipe::read_plan_spec(one.recipe), *loaded.model, site::Phase::kEval, rows));
     injections_.back()->self_check();
   }
 }
 
 int64_t Evaluation::answers() const { return std::ssize(problems_) * (1 + std::ssize(cases_)); }
 
-OrderedJson Evaluation::predictions() const {
-  OrderedJson json = OrderedJson::array();
+Json Evaluation::predictions() const {
+  Json json = Json::array();
   for (const auto& injection : injections_) json.push_back(injection->prediction());
   return json;
 }
 
 EvaluationRow Evaluation::measured(const std::string& label,
                                    const std::function<void(const std::string&, int64_t)>& progress) const {
-  EvaluationRow row{label, {}, {}, 0, {}, OrderedJson::array()};
-  const PhaseGuard phase(Phase::kEval);
+  EvaluationRow row{label, {}, {}, 0, {}, Json::array()};
   const auto advance = [&](int64_t count) {
     if (progress) progress(label, count);
   };
   const auto start = std::chrono::steady_clock::now();
   if (!problems_.empty())
-    row.answers = evaluate(*loaded_.model, loaded_.tokenizer, problems_, spec_.generation, advance);
-  if (!text_tokens_.empty()) row.perplexity = perplexity(*loaded_.model, text_tokens_, spec_.window, [](int64_t) {});
+    row.answers = task::evaluate(*loaded_.model, loaded_.tokenizer, problems_, spec_.generation, advance);
+  if (!text_tokens_.empty())
+    row.perplexity = task::perplexity(*loaded_.model, text_tokens_, spec_.window, [](int64_t) {});
   row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return row;
 }
@@ -124,11 +126,11 @@ std::vector<EvaluationRow> Evaluation::run(const std::function<void(const std::s
   return rows;
 }
 
-OrderedJson evaluation_json(const std::vector<EvaluationRow>& rows) {
-  OrderedJson json = OrderedJson::array();
+Json evaluation_json(const std::vector<EvaluationRow>& rows) {
+  Json json = Json::array();
   const EvaluationRow& clean = rows.front();
   for (const EvaluationRow& row : rows) {
-    OrderedJson entry = {{"label", row.label}, {"rules", row.rules}, {"seconds", row.seconds}};
+    Json entry = {{"label", row.label}, {"rules", row.rules}, {"seconds", row.seconds}};
     const bool proven = !row.proof || row.proof->complaints.empty();
     if (proven && !row.answers.empty()) entry["task"] = accuracy_json(row, clean);
     if (proven && row.perplexity) entry["text"] = perplexity_json(row, clean);
@@ -141,4 +143,43 @@ OrderedJson evaluation_json(const std::vector<EvaluationRow>& rows) {
   return json;
 }
 
-}  // namespace faultline
+void register_lab_sections() {
+  task::register_task_section();
+  const Schema schema =
+      Schema::map()
+          .field("split", Schema::choice({"test", "shifted", "train"}),
+                 {.default_value = Node("test"), .doc = "which problems"})
+          .field("limit", Schema::integer({.min = 1}), {.default_value = Node(100), .doc = "at most so many problems"})
+          .field("max_new_tokens", Schema::integer({.min = 1}), {.default_value = Node(64), .doc = "for an answer"})
+          .field("slots", Schema::integer({.min = 1, .max = 4096}),
+                 {.default_value = Node(32), .doc = "answers made at once"})
+          .field("temperature", Schema::number({.min = 0}), {.default_value = Node(0.0), .doc = "0 is greedy"})
+          .field("top_k", Schema::integer({.min = 0}), {.default_value = Node(0), .doc = "0: all tokens"})
+          .field("top_p", Schema::number({.min = 0, .max = 1}), {.default_value = Node(1.0), .doc = "1: all tokens"})
+          .field("text", Schema::string({.min = 1}), {.doc = "perplexity of this file, too"})
+          .field("window", Schema::integer({.min = 2}), {.default_value = Node(512), .doc = "tokens scored together"});
+  SectionRegistry::global().add("evaluate", schema,
+                                {.doc = "how an injection run measures the model, clean and faulty"});
+  train::register_train_section();
+  aqn::register_aqn_section();
+}
+
+EvaluationSpec read_evaluation(const Node& recipe) {
+  EvaluationSpec spec;
+  if (const Node* task = recipe.find("task")) spec.task = task::read_task(*task);
+  spec.generation.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
+  spec.generation.scoring = spec.task.scoring;
+  const Node* evaluate = recipe.find("evaluate");
+  if (evaluate == nullptr) return spec;
+  spec.split = evaluate->at("split").as_string();
+  spec.limit = evaluate->at("limit").as_integer();
+  spec.window = evaluate->at("window").as_integer();
+  if (const Node* text = evaluate->find("text")) spec.text = text->as_string();
+  spec.generation.max_new_tokens = evaluate->at("max_new_tokens").as_integer();
+  spec.generation.slots = evaluate->at("slots").as_integer();
+  spec.generation.sampling = {evaluate->at("temperature").as_number(), evaluate->at("top_k").as_integer(),
+                              evaluate->at("top_p").as_number()};
+  return spec;
+}
+
+}  // namespace faultline::lab

@@ -8,14 +8,14 @@
 #include "lab/loaded_model.h"
 #include "task/evaluate.h"
 
-namespace faultline {
+namespace faultline::lab {
 
 struct EvaluationSpec {
-  TaskSpec task;
+  task::TaskSpec task;
   std::string split = "test";
   int64_t limit = 100;
-  EvaluateOptions generation;  // seed, sampling, slots, tokens
-  std::filesystem::path text;  // perplexity of this file; "": none
+  task::EvaluateOptions generation;  // seed, sampling, slots, tokens
+  std::filesystem::path text;        // perplexity of this file; "": none
   int64_t window = 512;
   bool run_task = true;
 };
@@ -27,11 +27,11 @@ struct FaultCase {
 
 struct EvaluationRow {
   std::string label;
-  std::vector<Answer> answers;
-  std::optional<Perplexity> perplexity;
+  std::vector<task::Answer> answers;
+  std::optional<task::Perplexity> perplexity;
   double seconds = 0;
   std::optional<Injection::Proof> proof;  // of a faulty row
-  nlohmann::ordered_json rules;           // as written
+  Json rules;                             // as written
   int64_t correct() const;
 };
 
@@ -42,8 +42,8 @@ class Evaluation {
   Evaluation(LoadedModel& loaded, const EvaluationSpec& spec, const std::vector<FaultCase>& cases);
 
   const LoadedModel& loaded() const { return loaded_; }
-  int64_t answers() const;                     // of all rows
-  nlohmann::ordered_json predictions() const;  // of each faulty row: Injection::prediction
+  int64_t answers() const;   // of all rows
+  Json predictions() const;  // of each faulty row: Injection::prediction
 
   // The first row is the clean one. progress: finished problems. Once.
   std::vector<EvaluationRow> run(const std::function<void(const std::string&, int64_t)>& progress);
@@ -54,13 +54,18 @@ class Evaluation {
 
   LoadedModel& loaded_;
   EvaluationSpec spec_;
-  std::vector<Problem> problems_;
+  std::vector<task::Problem> problems_;
   std::vector<int64_t> text_tokens_;
   std::vector<FaultCase> cases_;
   std::vector<std::unique_ptr<Injection>> injections_;
 };
 
 // Counts, Wilson intervals, paired tests against the clean row, evidence: what tables and reports are made of.
-nlohmann::ordered_json evaluation_json(const std::vector<EvaluationRow>& rows);
+Json evaluation_json(const std::vector<EvaluationRow>& rows);
 
-}  // namespace faultline
+// The recipe sections that evaluations and trainings read: task, evaluate, train, aqn. Once.
+void register_lab_sections();
+
+EvaluationSpec read_evaluation(const Node& recipe);  // of a whole recipe, validated
+
+}  // namespace faultline::lab

@@ -6,84 +6,90 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <nlohmann/json.hpp>
+#include <algorithm>
+#include <array>
+#include <set>
 
 #include "base/error.h"
-#include "lab/countable.h"
+#include "base/json.h"
+#include "model/product.h"
 #include "site/forward.h"
-#include "site/phase_guard.h"
+#include "site/scope.h"
 #include "tap/boundary.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
+#include "tap/operators.h"
 #include "tap/prediction.h"
 
-namespace faultline {
+namespace faultline::lab {
 namespace {
 
 constexpr int64_t kProbeTokens = 16;
 
-at::Tensor probe_tokens(const CausalLm& model, int64_t rows, int64_t first = 0) {
+at::Tensor probe_tokens(const model::CausalLm& model, int64_t rows, int64_t first = 0) {
   const at::Tensor tokens =
       (at::arange(rows * kProbeTokens, at::TensorOptions(at::kLong)) + first) % model.config().vocabulary;
   return tokens.reshape({rows, kProbeTokens}).to(model.device());
 }
 
-Census census_of(const std::function<void()>& run) {
-  begin_census();
+tap::Census census_of(const std::function<void()>& run) {
+  tap::begin_census();
   try {
     run();
   } catch (...) {
-    end_census();
+    tap::end_census();
     throw;
   }
-  return end_census();
+  return tap::end_census();
 }
 
 }  // namespace
 
-Censuses take_censuses(const CausalLm& model, Phase phase, int64_t rows) {
+tap::Censuses take_censuses(const model::CausalLm& model, site::Phase phase, int64_t rows) {
   const at::NoGradGuard no_gradients;
-  const PhaseGuard guard(phase);
+  const site::PhaseGuard guard(phase);
   const at::Tensor tokens = probe_tokens(model, rows);
   model.ensure_positions(kProbeTokens + 1);  // a table that is made once is no part of a forward
-  KvCache cache(model.config(), rows, kProbeTokens + 1, model.options());
+  model::KvCache cache(model.config(), rows, kProbeTokens + 1, model.options());
   const at::TensorOptions int64 = tokens.options();
   const at::Tensor lengths = at::full({rows}, kProbeTokens, int64), all_rows = at::arange(rows, int64);
-  Censuses censuses;
-  censuses[ForwardKind::kWhole] = census_of([&] { model.logits(model.hidden_states(tokens)); });
-  censuses[ForwardKind::kPrefill] = census_of([&] { model.prefill(tokens, lengths, all_rows, cache); });
-  censuses[ForwardKind::kDecode] = census_of([&] { model.decode(tokens.select(1, 0).contiguous(), lengths, cache); });
+  tap::Censuses censuses;
+  censuses[site::ForwardKind::kWhole] = census_of([&] { model.logits(model.hidden_states(tokens)); });
+  censuses[site::ForwardKind::kPrefill] = census_of([&] { model.prefill(tokens, lengths, all_rows, cache); });
+  censuses[site::ForwardKind::kDecode] =
+      census_of([&] { model.decode(tokens.select(1, 0).contiguous(), lengths, cache); });
   return censuses;
 }
 
-Injection::Injection(PlanSpec spec, CausalLm& model, Phase phase, int64_t rows)
+Injection::Injection(recipe::PlanSpec spec, model::CausalLm& model, site::Phase phase, int64_t rows)
     : Injection(std::move(spec), model, phase, [&] { return take_censuses(model, phase, rows); }) {}
 
-Injection::Injection(PlanSpec spec, CausalLm& model, Phase phase, const std::function<Censuses()>& take)
+Injection::Injection(recipe::PlanSpec spec, model::CausalLm& model, site::Phase phase,
+                     const std::function<tap::Censuses()>& take)
     : rules_(std::move(spec.rules)),
       settings_(spec.settings.on_layers(model.config().layers)),
       model_(model),
       phase_(phase),
       plan_(make_plan()) {
-  check_modules(*plan_, model.module_paths());
+  tap::check_modules(*plan_, model.module_paths());
   {
-    const ToldBoundaries told(*plan_);
+    const tap::ToldBoundaries told(*plan_);
     censuses_ = take();
   }
-  const bool scores =
-      std::any_of(censuses_.begin(), censuses_.end(), [](const auto& census) { return tells_scoring(census.second); });
+  const bool scores = std::any_of(censuses_.begin(), censuses_.end(),
+                                  [](const auto& census) { return tap::tells_scoring(census.second); });
   refuse_operators_chosen_by_rows(*plan_, model.device(), scores);
-  check_reached(*plan_, censuses_);
+  tap::check_reached(*plan_, censuses_);
   refuse_rules_without_a_step(*plan_);
 }
 
 Injection::~Injection() { disarm(); }
 
-std::shared_ptr<Plan> Injection::make_plan() const { return std::make_shared<Plan>(rules_, settings_); }
+std::shared_ptr<tap::Plan> Injection::make_plan() const { return std::make_shared<tap::Plan>(rules_, settings_); }
 
 at::Tensor Injection::probe(int64_t first_token) const {
   const at::NoGradGuard no_gradients;
-  const PhaseGuard guard(phase_);
+  const site::PhaseGuard guard(phase_);
   return model_.logits(model_.hidden_states(probe_tokens(model_, 1, first_token)));
 }
 
@@ -92,62 +98,62 @@ void Injection::self_check() {
   if (!probe().equal(clean))
     throw EvidenceError(ComplaintCode::kRepeats,
                         "A/A: two forwards without faults differ; a comparison would measure chance");
-  std::vector<Rule> asleep = rules_, awake = rules_;
+  std::vector<numeric::Rule> asleep = rules_, awake = rules_;
   bool visible = false, repeats = false;
   for (std::size_t i = 0; i < rules_.size(); ++i) {
-    asleep[i].lifetime = kAsleep;
+    asleep[i].lifetime = numeric::kAsleep;
     awake[i].lifetime = {};  // whether it acts when it should is the ledger's question; here: would it show?
     awake[i].schedule.reset();
     visible |= !rules_[i].expect_invisible;
-    repeats |= rules_[i].what.kind == FaultKind::kStale;
+    repeats |= rules_[i].what.kind == numeric::FaultKind::kStale;
   }
-  const auto under = [&](std::shared_ptr<Plan> plan) {
-    faultline::arm(std::move(plan));
+  const auto under = [&](std::shared_ptr<tap::Plan> plan) {
+    faultline::tap::arm(std::move(plan));
     at::Tensor result;
     try {
       if (repeats) probe(1);  // what a stale site gives is of the call before
       result = probe();
     } catch (...) {
-      faultline::disarm();
+      faultline::tap::disarm();
       throw;
     }
-    faultline::disarm();
+    faultline::tap::disarm();
     return result;
   };
-  if (!under(std::make_shared<Plan>(std::move(asleep), settings_)).equal(clean))
+  if (!under(std::make_shared<tap::Plan>(std::move(asleep), settings_)).equal(clean))
     throw EvidenceError(ComplaintCode::kRepeats,
                         "A/A: a plan that is armed but never active changes the model's output");
   const bool in_phase = std::any_of(plan_->rules().begin(), plan_->rules().end(), [&](const auto& rule) {
     return rule->phases.test(static_cast<std::size_t>(phase_));
   });
-  if (visible && in_phase && under(std::make_shared<Plan>(std::move(awake), settings_)).equal(clean))
+  if (visible && in_phase && under(std::make_shared<tap::Plan>(std::move(awake), settings_)).equal(clean))
     throw EvidenceError(ComplaintCode::kCanary,
                         fmt::format("canary: the armed plan does not change one bit of the model's output in phase {}",
-                                    phase_name(phase_)));
+                                    site::phase_name(phase_)));
 }
 
 void Injection::arm() {
   if (armed_) return;
-  faultline::arm(plan_);
+  faultline::tap::arm(plan_);
   armed_ = true;
 }
 
 void Injection::disarm() {
   if (!armed_) return;
-  faultline::disarm();
+  faultline::tap::disarm();
   armed_ = false;
 }
 
-nlohmann::ordered_json Injection::prediction() const {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+Json Injection::prediction() const {
+  Json json = Json::object();
   for (const auto& [kind, census] : censuses_) {
-    auto rules = nlohmann::ordered_json::array();
-    for (const Prediction& prediction : predict(*plan_, census)) {
+    auto rules = Json::array();
+    for (const tap::Prediction& prediction : tap::predict(*plan_, census)) {
       int64_t calls = 0;
       for (const int64_t n : prediction.calls) calls += n;
       rules.push_back({{"rule", prediction.rule->rule.name}, {"sites", prediction.sites}, {"calls", calls}});
     }
-    json[std::string(forward_kind_name(kind))] = rules;
+    json[std::string(site::forward_kind_name(kind))] = rules;
   }
   return json;
 }
@@ -155,9 +161,47 @@ nlohmann::ordered_json Injection::prediction() const {
 Injection::Proof Injection::finish() {
   disarm();
   // An examination runs parts of the model, some of them again and again: no number of forwards says how often.
-  const Verdict verdict = judge(*plan_, phase_ == Phase::kDiagnose ? Censuses{} : censuses_);
-  Proof proof{verdict.complaints, log_lines(*plan_, verdict), to_json(*plan_, verdict, censuses_)};
+  const tap::Verdict verdict = tap::judge(*plan_, phase_ == site::Phase::kDiagnose ? tap::Censuses{} : censuses_);
+  Proof proof{verdict.complaints, tap::log_lines(*plan_, verdict), tap::to_json(*plan_, verdict, censuses_)};
   return proof;
 }
 
-}  // namespace faultline
+void refuse_operators_chosen_by_rows(const tap::Plan& plan, const c10::Device& device, bool scores) {
+  if (!model::product_depends_on_rows(device)) return;
+  constexpr std::array<const char*, 3> kProducts = {"faultline::few_rows_linear", "aten::mm", "aten::addmm"};
+  tap::PhaseSet with_gradients;  // there torch's product is used for any number of rows
+  for (const site::Phase phase : {site::Phase::kActorForward, site::Phase::kActorBackward, site::Phase::kRecompute})
+    with_gradients.set(static_cast<std::size_t>(phase), phase != site::Phase::kActorForward || !scores);
+  for (const auto& rule : plan.rules()) {
+    const std::string& pattern = rule->rule.where->operator_pattern;
+    if (pattern.empty() || (rule->phases & ~with_gradients).none()) continue;
+    std::set<std::string> meant;
+    for (const std::string& name : tap::operators_of(*rule)) meant.insert(std::string(tap::base_name(name)));
+    const auto count =
+        std::count_if(kProducts.begin(), kProducts.end(), [&](auto name) { return meant.contains(name); });
+    if (count == 0 || count == std::ssize(kProducts)) continue;
+    throw UsageError(fmt::format(
+        "rule '{}': operator '{}' means only some of the operators that compute a product on {} ({}); which of "
+        "them runs depends on the number of rows, so its calls could not be counted on; name the family: "
+        "operator: matmul",
+        rule->rule.name, pattern, device.str(), fmt::join(kProducts, ", ")));
+  }
+}
+
+void refuse_rules_without_a_step(const tap::Plan& plan) {
+  const int64_t steps = plan.settings().total_steps;
+  const std::string run = fmt::format("the run has {} step{}", steps, steps == 1 ? "" : "s");
+  for (const auto& rule : plan.rules()) {
+    const numeric::LifetimeSpec& lifetime = rule->rule.lifetime;
+    if (lifetime.kind == numeric::Lifetime::kWindow && lifetime.from >= steps)
+      throw UsageError(fmt::format("rule '{}': its window opens at step {}, counted from 0, and {}: it would never act",
+                                   rule->rule.name, lifetime.from, run));
+    if (!rule->rule.schedule) continue;
+    int64_t silent = 0;
+    while (silent < steps && strength_at(*rule->rule.schedule, silent, steps) == 0) ++silent;
+    if (silent == steps)
+      throw UsageError(fmt::format("rule '{}': its schedule is 0 all the time: {}", rule->rule.name, run));
+  }
+}
+
+}  // namespace faultline::lab

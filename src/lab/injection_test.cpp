@@ -1,26 +1,26 @@
 // Plans on our own model: rules that could not be counted are refused, and the counts of a mixture of experts hold
 // whatever its routers choose.
 #include "lab/injection.h"
+#include "base/json.h"
 
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
-#include "lab/countable.h"
 #include "model/generate.h"
-#include "site/phase_guard.h"
+#include "site/scope.h"
 
-namespace faultline {
+namespace faultline::lab {
 namespace injection_test {
 
-Rule rule(const std::string& text) { return parse_rule(text, RuleUse::kInPlan); }
+numeric::Rule rule(const std::string& text) { return numeric::parse_rule(text, numeric::RuleUse::kInPlan); }
 
-PlanSettings settings_of(const char* recipe) { return read_plan_spec(parse_yaml(recipe, "test")).settings; }
+recipe::PlanSettings settings_of(const char* recipe) {
+  return recipe::read_plan_spec(parse_yaml(recipe, "test")).settings;
+}
 
 std::string refusal(const std::string& where, const char* device) {
-  const Plan plan({rule("relative_gaussian(strength=0.05) @ " + where)}, settings_of("{seed: 0}"));
+  const tap::Plan plan({rule("relative_gaussian(strength=0.05) @ " + where)}, settings_of("{seed: 0}"));
   try {
     refuse_operators_chosen_by_rows(plan, at::Device(device));
   } catch (const UsageError& error) {
@@ -29,31 +29,31 @@ std::string refusal(const std::string& where, const char* device) {
   return "";
 }
 
-ModelConfig tiny_config(bool mixture) {
-  ModelConfig config;
+model::ModelConfig tiny_config(bool mixture) {
+  model::ModelConfig config;
   config.vocabulary = 64, config.hidden = 32, config.layers = 2, config.heads = 4, config.kv_heads = 2;
   config.head_size = 8, config.inner = 48, config.context = 64, config.tied_output = true;
   if (!mixture) return config;
-  config.architecture = Architecture::kQwen2Moe;
+  config.architecture = model::Architecture::kQwen2Moe;
   config.moe.experts = 8, config.moe.experts_per_token = 2, config.moe.expert_size = 16;
   config.moe.shared_expert_size = 24;
   return config;
 }
 
 // Prompts of many lengths through few slots, so that prefills and batches have all sizes.
-Injection::Proof generated_under(CausalLm& model, const std::string& fault, int64_t slots) {
-  Injection injection({{rule(fault)}, settings_of("{seed: 0}")}, model, Phase::kRollout, slots);
+Injection::Proof generated_under(model::CausalLm& model, const std::string& fault, int64_t slots) {
+  Injection injection({{rule(fault)}, settings_of("{seed: 0}")}, model, site::Phase::kRollout, slots);
   injection.self_check();
-  GenerateOptions options;
+  model::GenerateOptions options;
   options.slots = slots;
-  Generator generator(model, options);
-  std::vector<Request> requests;
+  model::Generator generator(model, options);
+  std::vector<model::Request> requests;
   for (int64_t i = 0; i < 7; ++i)
     requests.push_back(
         {std::vector<int64_t>(static_cast<std::size_t>(1 + 3 * i), 5 + i), 6, static_cast<uint64_t>(i), {0.9, 0, 1.0}});
   injection.arm();
   {
-    const PhaseGuard phase(Phase::kRollout);
+    const site::PhaseGuard phase(site::Phase::kRollout);
     generator.run(requests);
   }
   return injection.finish();
@@ -76,24 +76,25 @@ TEST(Injection, TakesTheFamilyAndWhatHasNoChoice) {
 }
 
 TEST(Injection, TakesTorchsProductInPhasesWithGradients) {
-  Rule training = rule("relative_gaussian(strength=0.05) @ operator=aten::mm");
-  const Plan trained({training}, settings_of("{seed: 0, phases: {rollout: false, eval: false, diagnose: false}}"));
+  numeric::Rule training = rule("relative_gaussian(strength=0.05) @ operator=aten::mm");
+  const tap::Plan trained({training}, settings_of("{seed: 0, phases: {rollout: false, eval: false, diagnose: false}}"));
   EXPECT_NO_THROW(refuse_operators_chosen_by_rows(trained, at::Device("cuda")));
   EXPECT_THROW(refuse_operators_chosen_by_rows(trained, at::Device("cuda"), /*scores=*/true), UsageError);
-  const Plan sampled({training}, settings_of("{seed: 0, phases: {eval: false, diagnose: false}}"));
+  const tap::Plan sampled({training}, settings_of("{seed: 0, phases: {eval: false, diagnose: false}}"));
   EXPECT_THROW(refuse_operators_chosen_by_rows(sampled, at::Device("cuda")), UsageError);
 }
 
 // A rule that cannot act in this run is refused before it, whatever it is on: the phase is off, nothing goes backward
 // there, its window or its schedule never comes.
 TEST(Injection, RefusesARuleThatActsInNoPhaseOrStepOfTheRun) {
-  CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
+  model::CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
   const auto refused = [&](const std::string& recipe_text, const std::string& fault, int64_t steps = 1) {
     Node recipe = parse_yaml(recipe_text, "test");
-    recipe.set("faults", recipe_of_rules({rule("gain(strength=0.5) @ operator=norm"), rule(fault)}, 0).at("faults"));
+    recipe.set("faults",
+               recipe::recipe_of_rules({rule("gain(strength=0.5) @ operator=norm"), rule(fault)}, 0).at("faults"));
     recipe.find("faults")->items()[1].set("name", "second");
     try {
-      const Injection injection(read_plan_spec(recipe, steps), model, Phase::kEval, 1);
+      const Injection injection(recipe::read_plan_spec(recipe, steps), model, site::Phase::kEval, 1);
     } catch (const UsageError& error) {
       return std::string(error.what());
     }
@@ -124,7 +125,7 @@ TEST(Injection, RefusesARuleThatActsInNoPhaseOrStepOfTheRun) {
 }
 
 TEST(Injection, CountsOfAProductByItsNameHoldForEveryNumberOfRows) {
-  CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
+  model::CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
   for (const int64_t slots : {1, 3}) {
     const auto proof =
         generated_under(model, "relative_gaussian(strength=0.05) @ operator=faultline::few_rows_linear", slots);
@@ -133,7 +134,7 @@ TEST(Injection, CountsOfAProductByItsNameHoldForEveryNumberOfRows) {
 }
 
 TEST(Injection, CountsOfAMixtureHoldWhateverItsRoutersChoose) {
-  CausalLm model(tiny_config(true), 3, at::kFloat, at::kCPU);
+  model::CausalLm model(tiny_config(true), 3, at::kFloat, at::kCPU);
   for (const char* family : {"matmul", "all_ops"}) {
     const auto proof = generated_under(model, std::string("relative_gaussian(strength=0.02) @ operator=") + family, 3);
     EXPECT_TRUE(proof.complaints.empty()) << family << ": " << joined_sentences(proof.complaints);
@@ -142,7 +143,7 @@ TEST(Injection, CountsOfAMixtureHoldWhateverItsRoutersChoose) {
 }
 
 TEST(Injection, ExpertsAreFaultedAndOnlyTheirCountsAreTheRouters) {
-  CausalLm model(tiny_config(true), 3, at::kFloat, at::kCPU);
+  model::CausalLm model(tiny_config(true), 3, at::kFloat, at::kCPU);
   const auto proof = generated_under(model, "relative_gaussian(strength=0.02) @ operator=matmul", 3);
   int64_t at_experts = 0, elsewhere = 0;
   for (const auto& row : proof.report["rows"])
@@ -152,4 +153,4 @@ TEST(Injection, ExpertsAreFaultedAndOnlyTheirCountsAreTheRouters) {
 }
 
 }  // namespace injection_test
-}  // namespace faultline
+}  // namespace faultline::lab

@@ -1,19 +1,21 @@
 #include "lab/loaded_model.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "model/gguf.h"
+#include "model/checkpoint/gguf.h"
+#include "task/task.h"
 
-namespace faultline {
+namespace faultline::lab {
 
-Tokenizer load_tokenizer(const std::filesystem::path& model) {
-  if (!std::filesystem::is_directory(model)) return Tokenizer::from_gguf(GgufFile(model));
+model::Tokenizer load_tokenizer(const std::filesystem::path& model) {
+  if (!std::filesystem::is_directory(model)) return model::Tokenizer::from_gguf(model::GgufFile(model));
   const std::filesystem::path file = model / "tokenizer.json";
   if (!std::filesystem::exists(file))
     throw UsageError(fmt::format("{} has no tokenizer.json; copy it from the model's origin", model.string()));
-  return Tokenizer::from_file(file);
+  return model::Tokenizer::from_file(file);
 }
 
 // Note [Attention without plans]: on the newer GPUs torch prefers cuDNN's attention, which builds a plan for every new
@@ -21,15 +23,24 @@ Tokenizer load_tokenizer(const std::filesystem::path& model) {
 // twice; flash attention needs no plan.
 LoadedModel load_model(const std::string& name, const LoadOptions& options) {
   if (options.device.is_cuda()) at::globalContext().setSDPUseCuDNN(false);
-  const std::unique_ptr<Checkpoint> checkpoint = open_checkpoint(name);
+  const std::unique_ptr<model::Checkpoint> checkpoint = model::open_checkpoint(name);
   LoadedModel loaded{checkpoint->path(), nullptr, load_tokenizer(checkpoint->path())};
   const int64_t known = loaded.tokenizer.vocabulary_size(), rows = checkpoint->config().vocabulary;
   if (known > rows)
     throw UsageError(
         fmt::format("{}: the tokenizer knows {} tokens, the embedding only {}; they belong to different models",
                     loaded.path.string(), known, rows));
-  loaded.model = std::make_unique<CausalLm>(*checkpoint, options.dtype, options.device, options.progress);
+  loaded.model = std::make_unique<model::CausalLm>(*checkpoint, options.dtype, options.device, options.progress);
   return loaded;
 }
 
-}  // namespace faultline
+std::vector<at::Tensor> example_prompts(const LoadedModel& loaded, int64_t count, uint64_t seed) {
+  std::vector<at::Tensor> prompts;
+  for (const task::Problem& problem : task::arithmetic("test", count, {seed, 2})) {
+    const std::vector<int64_t> tokens = loaded.tokenizer.encode(problem.question);
+    prompts.push_back(at::tensor(tokens, at::kLong).unsqueeze(0).to(loaded.model->device()));
+  }
+  return prompts;
+}
+
+}  // namespace faultline::lab

@@ -5,16 +5,17 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/causal_lm.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 
-namespace faultline {
+namespace faultline::lab {
 
 struct LoadedModel {
   std::filesystem::path path;
-  std::unique_ptr<CausalLm> model;
-  Tokenizer tokenizer;
+  std::unique_ptr<model::CausalLm> model;
+  model::Tokenizer tokenizer;
 };
 
 struct LoadOptions {
@@ -26,6 +27,9 @@ struct LoadOptions {
 // "default", a folder or a .gguf file.
 LoadedModel load_model(const std::string& name, const LoadOptions& options);
 
-Tokenizer load_tokenizer(const std::filesystem::path& model);
+// Word problems as (1, T) tokens on the model's device: something to run it on.
+std::vector<at::Tensor> example_prompts(const LoadedModel& loaded, int64_t count, uint64_t seed);
 
-}  // namespace faultline
+model::Tokenizer load_tokenizer(const std::filesystem::path& model);
+
+}  // namespace faultline::lab

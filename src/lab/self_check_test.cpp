@@ -8,20 +8,20 @@
 #include "lab/injection.h"
 #include "tap/operator_tap.h"
 
-namespace faultline {
+namespace faultline::lab {
 namespace self_check_test {
 
-ModelConfig small_config() {
-  ModelConfig config;
+model::ModelConfig small_config() {
+  model::ModelConfig config;
   config.vocabulary = 64, config.hidden = 32, config.layers = 2, config.heads = 4, config.kv_heads = 2;
   config.head_size = 8, config.inner = 48, config.context = 64, config.tied_output = true;
   return config;
 }
 
 std::optional<ComplaintCode> complaint(const std::string& fault) {
-  CausalLm model(small_config(), 3, at::kFloat, at::kCPU);
-  const Node recipe = recipe_of_rules({parse_rule(fault, RuleUse::kInPlan)}, 0);
-  Injection injection(read_plan_spec(recipe, /*total_steps=*/10), model, Phase::kRollout, 1);
+  model::CausalLm model(small_config(), 3, at::kFloat, at::kCPU);
+  const Node recipe = recipe::recipe_of_rules({numeric::parse_rule(fault, numeric::RuleUse::kInPlan)}, 0);
+  Injection injection(recipe::read_plan_spec(recipe, /*total_steps=*/10), model, site::Phase::kRollout, 1);
   try {
     injection.self_check();
   } catch (const EvidenceError& error) {
@@ -49,22 +49,22 @@ TEST(SelfCheck, AFaultThatRestsAtFirstIsNoCanaryThatDied) {
 
 // Noise of another plan, drawn call by call, stands for a machine that does not repeat itself.
 TEST(SelfCheck, TwoForwardsThatDifferAreNoBasisForAComparison) {
-  CausalLm model(small_config(), 3, at::kFloat, at::kCPU);
+  model::CausalLm model(small_config(), 3, at::kFloat, at::kCPU);
   const auto plan_of = [](const std::string& fault) {
-    return read_plan_spec(recipe_of_rules({parse_rule(fault, RuleUse::kInPlan)}, 0));
+    return recipe::read_plan_spec(recipe::recipe_of_rules({numeric::parse_rule(fault, numeric::RuleUse::kInPlan)}, 0));
   };
-  Injection injection(plan_of("gain(strength=0.05) @ operator=matmul"), model, Phase::kRollout, 1);
-  const PlanSpec noise = plan_of("relative_gaussian(strength=0.05) @ operator=matmul");
-  arm(std::make_shared<Plan>(noise.rules, noise.settings));
+  Injection injection(plan_of("gain(strength=0.05) @ operator=matmul"), model, site::Phase::kRollout, 1);
+  const recipe::PlanSpec noise = plan_of("relative_gaussian(strength=0.05) @ operator=matmul");
+  tap::arm(std::make_shared<tap::Plan>(noise.rules, noise.settings));
   std::optional<ComplaintCode> said;
   try {
     injection.self_check();
   } catch (const EvidenceError& error) {
     said = error.complaints().at(0).code;
   }
-  disarm();
+  tap::disarm();
   EXPECT_EQ(said, ComplaintCode::kRepeats);
 }
 
 }  // namespace self_check_test
-}  // namespace faultline
+}  // namespace faultline::lab

@@ -11,11 +11,11 @@
 
 #include <cmath>
 
-#include "model/bf16_products.h"
 #include "model/ops.h"
+#include "model/product.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace {
 
 // Llama 3: long waves are slowed by the factor, short ones kept, those between blended.
@@ -35,11 +35,11 @@ struct Projected {
   at::Tensor query, key, value;  // (N, heads * head size), views of one tensor where that is possible
 };
 
-Projected project(const Attention& attention, const at::Tensor& x, const Sight& sight) {
+Projected project(const Attention& attention, const at::Tensor& x, const AttentionContext& context) {
   const int64_t query = attention.heads * attention.head_size, key = attention.kv_heads * attention.head_size;
   const bool normed = attention.query_norm.weight.defined();
   const auto rotated = [&](const at::Tensor& states, int64_t heads) {
-    return ops::rotary(states, sight.positions, sight.rotary->cos, sight.rotary->sin, heads);
+    return ops::rotary(states, context.positions, context.rotary->cos, context.rotary->sin, heads);
   };
   at::Tensor qkv = attention.qkv(x);
   if (!normed) qkv = rotated(qkv, attention.heads + attention.kv_heads);
@@ -112,22 +112,22 @@ RotaryTable make_rotary_table(const ModelConfig& config, int64_t positions, cons
   return {cos.to(device), sin.to(device)};
 }
 
-at::Tensor Attention::operator()(const at::Tensor& x, const Sight& sight, int64_t layer) const {
-  const Scope scope(place);
-  const Projected projected = project(*this, boundary(x, place, Surface::kInput), sight);
-  if (sight.cache != nullptr) {
-    KvCache::Layer& kept = sight.cache->layers[static_cast<std::size_t>(layer)];
-    ops::store_kv_(kept.keys, kept.values, projected.key, projected.value, sight.cache_rows, sight.cache_positions);
+at::Tensor Attention::operator()(const at::Tensor& x, const AttentionContext& context, int64_t layer) const {
+  const site::Scope scope(place);
+  const Projected projected = project(*this, site::boundary(x, place, site::Surface::kInput), context);
+  if (context.cache != nullptr) {
+    KvCache::Layer& kept = context.cache->layers[static_cast<std::size_t>(layer)];
+    ops::store_kv_(kept.keys, kept.values, projected.key, projected.value, context.cache_rows, context.cache_positions);
   }
   at::Tensor mixed;
-  if (sight.lengths.defined()) {
-    const KvCache::Layer& kept = sight.cache->layers[static_cast<std::size_t>(layer)];
-    mixed = ops::attend_cached(projected.query, kept.keys, kept.values, sight.lengths,
+  if (context.lengths.defined()) {
+    const KvCache::Layer& kept = context.cache->layers[static_cast<std::size_t>(layer)];
+    mixed = ops::attend_cached(projected.query, kept.keys, kept.values, context.lengths,
                                1 / std::sqrt(static_cast<double>(head_size)));
   } else {
-    mixed = attend_rows(*this, projected, sight.rows);
+    mixed = attend_rows(*this, projected, context.rows);
   }
-  return boundary(output(mixed), place, Surface::kOutput);
+  return site::boundary(output(mixed), place, site::Surface::kOutput);
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

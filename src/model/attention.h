@@ -7,7 +7,7 @@
 #include "model/linear.h"
 #include "model/norm.h"
 
-namespace faultline {
+namespace faultline::model {
 
 // Angles by position, as Hugging Face computes them: in fp32.
 struct RotaryTable {
@@ -16,7 +16,7 @@ struct RotaryTable {
 RotaryTable make_rotary_table(const ModelConfig& config, int64_t positions, const at::Device& device);
 
 // How the N tokens of a forward see each other.
-struct Sight {
+struct AttentionContext {
   at::Tensor positions;  // (N) int64, none negative
   int64_t rows = 0;      // whole rows: N = rows * length tokens, each sees its row up to itself; padding stands behind
   at::Tensor lengths;    // decoding: (N) filled positions of each row, the new one included; undefined: whole rows
@@ -27,12 +27,13 @@ struct Sight {
 };
 
 struct Attention {
-  PlaceId place = kNowhere;
+  site::PlaceId place = site::kNowhere;
   int64_t heads = 0, kv_heads = 0, head_size = 0;
   Linear qkv, output;
   Norm query_norm, key_norm;  // without weight: none
 
-  at::Tensor operator()(const at::Tensor& x, const Sight& sight, int64_t layer) const;  // (N, hidden) -> (N, hidden)
+  at::Tensor operator()(const at::Tensor& x, const AttentionContext& context,
+                        int64_t layer) const;  // (N, hidden) -> (N, hidden)
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

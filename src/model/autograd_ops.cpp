@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "model/ops.h"
 
-namespace faultline::ops {
+namespace faultline::model::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -203,4 +203,4 @@ TORCH_LIBRARY_IMPL(faultline, CompositeExplicitAutograd, m) {
   m.impl("swiglu_backward", swiglu_backward_composed);
 }
 
-}  // namespace faultline::ops
+}  // namespace faultline::model::ops

@@ -1,5 +1,3 @@
-#include "model/bf16_products.h"
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
@@ -9,10 +7,11 @@
 
 #include <algorithm>
 
-#include "base/instruction_set.h"
-#include "site/silent_warnings.h"
+#include "base/machine.h"
+#include "model/product.h"
+#include "site/torch_support.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace {
 
 constexpr int64_t kBlock = 1 << 22;  // elements of the result that exist in fp32 at a time
@@ -84,7 +83,7 @@ bool multiplies_bf16_slowly() {
 
 void multiply_bf16_in_fp32() {
   static const torch::Library* const library = [] {
-    const SilentWarnings silent;  // the kernels are replaced on purpose
+    const site::SilentWarnings silent;  // the kernels are replaced on purpose
     auto* made = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
     made->impl("mm", mm);
     made->impl("addmm", addmm);
@@ -93,4 +92,4 @@ void multiply_bf16_in_fp32() {
   (void)library;
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

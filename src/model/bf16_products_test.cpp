@@ -1,9 +1,9 @@
-#include "model/bf16_products.h"
-
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace faultline {
+#include "model/product.h"
+
+namespace faultline::model {
 namespace bf16_products_test {
 
 class Bf16Products : public testing::Test {
@@ -67,4 +67,4 @@ TEST_F(Bf16Products, HaveBothGradients) {
 }
 
 }  // namespace bf16_products_test
-}  // namespace faultline
+}  // namespace faultline::model

@@ -1,5 +1,6 @@
 #include "model/build.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
@@ -10,8 +11,9 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/text.h"
 
-namespace faultline {
+namespace faultline::model {
 
 WeightSource stored_weights(const Checkpoint& checkpoint, const std::function<void(double)>& progress) {
   auto done = std::make_shared<std::size_t>(0);
@@ -46,18 +48,18 @@ at::Tensor Builder::weight(const std::string& name, const std::vector<int64_t>& 
 }
 
 Norm Builder::norm(const std::string& path, int64_t size) const {
-  return {place_id(path), source(path + ".weight", {size}, at::kFloat, device), config.norm_epsilon};
+  return {site::place_id(path), source(path + ".weight", {size}, at::kFloat, device), config.norm_epsilon};
 }
 
 Linear Builder::linear(const std::string& path, const std::vector<std::string>& names,
                        const std::vector<int64_t>& sizes, int64_t input, bool bias) const {
   Linear linear;
-  linear.place = place_id(path);
+  linear.place = site::place_id(path);
   const std::string parent = path.substr(0, path.rfind('.') + 1);
   std::vector<at::Tensor> weights, biases;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const std::string part = names.empty() ? path : parent + names[i];
-    if (!names.empty()) linear.parts.push_back({place_id(part), sizes[i]});
+    if (!names.empty()) linear.parts.push_back({site::place_id(part), sizes[i]});
     weights.push_back(weight(part + ".weight", {sizes[i], input}));
     if (bias) biases.push_back(weight(part + ".bias", {sizes[i]}));
   }
@@ -68,8 +70,8 @@ Linear Builder::linear(const std::string& path, const std::vector<std::string>& 
 
 Mlp Builder::mlp(const std::string& path, int64_t inner) const {
   Mlp mlp;
-  mlp.place = place_id(path);
-  mlp.activation = place_id(path + ".act_fn");
+  mlp.place = site::place_id(path);
+  mlp.activation = site::place_id(path + ".act_fn");
   mlp.gate_up = linear(path + ".gate_up_proj", {"gate_proj", "up_proj"}, {inner, inner}, config.hidden, false);
   mlp.down = linear(path + ".down_proj", {}, {config.hidden}, inner, false);
   return mlp;
@@ -77,7 +79,7 @@ Mlp Builder::mlp(const std::string& path, int64_t inner) const {
 
 Moe Builder::moe(const std::string& path) const {
   Moe moe;
-  moe.place = place_id(path);
+  moe.place = site::place_id(path);
   moe.router = linear(path + ".gate", {}, {config.moe.experts}, config.hidden, false);
   moe.experts_per_token = config.moe.experts_per_token;
   moe.normalise_weights = config.moe.normalise_weights;
@@ -94,9 +96,9 @@ Layer Builder::layer(int64_t index) const {
   const std::string path = fmt::format("model.layers.{}", index), attention = path + ".self_attn";
   const int64_t query = config.heads * config.head_size, key = config.kv_heads * config.head_size;
   Layer layer;
-  layer.place = place_id(path);
+  layer.place = site::place_id(path);
   layer.input_norm = norm(path + ".input_layernorm", config.hidden);
-  layer.attention = {place_id(attention), config.heads, config.kv_heads, config.head_size, {}, {}, {}, {}};
+  layer.attention = {site::place_id(attention), config.heads, config.kv_heads, config.head_size, {}, {}, {}, {}};
   layer.attention.qkv = linear(attention + ".qkv_proj", {"q_proj", "k_proj", "v_proj"}, {query, key, key},
                                config.hidden, config.attention_bias);
   layer.attention.output = linear(attention + ".o_proj", {}, {config.hidden}, query, config.output_bias);
@@ -113,4 +115,14 @@ Layer Builder::layer(int64_t index) const {
   return layer;
 }
 
-}  // namespace faultline
+std::string weights_fingerprint(CausalLm& model) {
+  uint64_t hash = 0;
+  for (const CausalLm::Parameter& parameter : model.parameters()) {
+    const at::Tensor bytes = parameter.tensor->detach().cpu().contiguous();
+    hash = mix64(hash, hash64(parameter.name));
+    hash = mix64(hash, hash64({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()}));
+  }
+  return fmt::format("{:016x}", hash);
+}
+
+}  // namespace faultline::model

@@ -2,9 +2,12 @@
 // fused. What exists follows from the configuration.
 #pragma once
 
-#include "model/causal_lm.h"
+#include <string>
 
-namespace faultline {
+#include "model/causal_lm.h"
+#include "model/checkpoint/checkpoint.h"
+
+namespace faultline::model {
 
 WeightSource stored_weights(const Checkpoint& checkpoint, const std::function<void(double)>& progress);
 WeightSource random_weights(uint64_t seed, const at::Device& device);
@@ -25,4 +28,22 @@ struct Builder {
   Layer layer(int64_t index) const;
 };
 
-}  // namespace faultline
+// Whether a model fits: its weights in the type asked for, against the memory that this process may still have. Asked
+// before the first weight is read, because a system that runs out of memory kills processes without a sentence.
+
+int64_t weight_bytes(const Checkpoint& checkpoint, at::ScalarType dtype);  // norms are kept in fp32
+
+// What the system says is available, swap included, or what the control group leaves, if that is less; the largest
+// number there is where neither says anything. `root`: "/", or a folder that looks like it, for tests.
+int64_t available_memory(const std::filesystem::path& root = "/");
+
+// UsageError naming the model, what it needs and what there is.
+void refuse_what_does_not_fit(const Checkpoint& checkpoint, at::ScalarType dtype, int64_t available);
+
+// One word for all weights of a model: what two machines compare before their results are counted together, because a
+// model's name or path says nothing about what lies there.
+
+// XXH64 of all weights in the precision they were loaded in, and of their names.
+std::string weights_fingerprint(CausalLm& model);
+
+}  // namespace faultline::model

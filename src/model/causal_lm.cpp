@@ -7,10 +7,9 @@
 
 #include "base/error.h"
 #include "model/build.h"
-#include "model/memory.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace {
 
 // A GPU says itself what it does not hold.
@@ -30,73 +29,75 @@ CausalLm::CausalLm(const ModelConfig& config, uint64_t seed, at::ScalarType dtyp
 
 CausalLm::CausalLm(const ModelConfig& config, const WeightSource& source, at::ScalarType dtype,
                    const at::Device& device)
-    : config_(config), root_(place_id("model")), embedding_place_(place_id("model.embed_tokens")) {
+    : config_(config), root_(site::place_id("model")), embedding_place_(site::place_id("model.embed_tokens")) {
   const Builder build{config, source, dtype, device};
   embedding_ = build.weight("model.embed_tokens.weight", {config.vocabulary, config.hidden});
   for (int64_t i = 0; i < config.layers; ++i) layers_.push_back(build.layer(i));
   final_norm_ = build.norm("model.norm", config.hidden);
   if (config.tied_output) {
-    head_.place = place_id("lm_head");
+    head_.place = site::place_id("lm_head");
     head_.weight = embedding_;
   } else {
     head_ = build.linear("lm_head", {}, {config.vocabulary}, config.hidden, /*bias=*/false);
   }
-  for (const Parameter& parameter : parameters()) register_parameter(*parameter.tensor, parameter.place);
-  if (config.tied_output) register_parameter(embedding_, head_.place);
+  for (const Parameter& parameter : parameters()) site::register_parameter(*parameter.tensor, parameter.place);
+  if (config.tied_output) site::register_parameter(embedding_, head_.place);
 }
 
-at::Tensor CausalLm::forward(const at::Tensor& tokens, const Sight& sight, ForwardKind kind) const {
-  const ForwardScope root(root_, kind);
+at::Tensor CausalLm::forward(const at::Tensor& tokens, const AttentionContext& context, site::ForwardKind kind) const {
+  const site::ForwardScope root(root_, kind);
   ResidualStream stream(embed(tokens));
   for (int64_t i = 0; i < config_.layers; ++i) {
-    const Scope scope(layers_[static_cast<std::size_t>(i)].place);
-    run_layer(i, stream, sight);
+    const site::Scope scope(layers_[static_cast<std::size_t>(i)].place);
+    run_layer(i, stream, context);
   }
   return stream.normed(final_norm_);
 }
 
 at::Tensor CausalLm::embed(const at::Tensor& tokens) const {
-  const Scope scope(embedding_place_);
-  return boundary(at::embedding(embedding_, tokens), embedding_place_, Surface::kOutput);
+  const site::Scope scope(embedding_place_);
+  return site::boundary(at::embedding(embedding_, tokens), embedding_place_, site::Surface::kOutput);
 }
 
-void CausalLm::run_layer(int64_t index, ResidualStream& stream, const Sight& sight) const {
+void CausalLm::run_layer(int64_t index, ResidualStream& stream, const AttentionContext& context) const {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
-  if (boundary_is_wanted(layer.place, Surface::kInput))
-    stream.sum() = boundary(stream.sum(), layer.place, Surface::kInput);
-  stream.add(layer.attention(stream.normed(layer.input_norm), sight, index));
+  if (site::boundary_is_wanted(layer.place, site::Surface::kInput))
+    stream.sum() = site::boundary(stream.sum(), layer.place, site::Surface::kInput);
+  stream.add(layer.attention(stream.normed(layer.input_norm), context, index));
   const at::Tensor normed = stream.normed(layer.post_attention_norm);
   stream.add(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp));
-  if (boundary_is_wanted(layer.place, Surface::kOutput))
-    stream.sum() = boundary(stream.sum(), layer.place, Surface::kOutput);
+  if (site::boundary_is_wanted(layer.place, site::Surface::kOutput))
+    stream.sum() = site::boundary(stream.sum(), layer.place, site::Surface::kOutput);
 }
 
 at::Tensor CausalLm::run_layer(int64_t index, const at::Tensor& x, int64_t rows) const {
-  const Scope scope(layers_[static_cast<std::size_t>(index)].place);
+  const site::Scope scope(layers_[static_cast<std::size_t>(index)].place);
   ResidualStream stream(x);
   run_layer(index, stream, whole_rows(rows, x.size(0) / rows));
   return stream.sum();
 }
 
-Sight CausalLm::whole_rows(int64_t rows, int64_t length) const {
+AttentionContext CausalLm::whole_rows(int64_t rows, int64_t length) const {
   ensure_positions(length);
-  Sight sight;
-  sight.positions = at::arange(length, at::TensorOptions(at::kLong).device(device())).repeat({rows});
-  sight.rows = rows;
-  sight.rotary = &rotary_;
-  return sight;
+  AttentionContext context;
+  context.positions = at::arange(length, at::TensorOptions(at::kLong).device(device())).repeat({rows});
+  context.rows = rows;
+  context.rotary = &rotary_;
+  return context;
 }
 
-at::Tensor CausalLm::forward_rows(const at::Tensor& tokens, ForwardKind kind) const {
+at::Tensor CausalLm::forward_rows(const at::Tensor& tokens, site::ForwardKind kind) const {
   return forward(tokens.reshape(-1), whole_rows(tokens.size(0), tokens.size(1)), kind);
 }
 
-at::Tensor CausalLm::hidden_states(const at::Tensor& tokens) const { return forward_rows(tokens, ForwardKind::kWhole); }
-at::Tensor CausalLm::body(const at::Tensor& tokens) const { return forward_rows(tokens, ForwardKind::kBody); }
+at::Tensor CausalLm::hidden_states(const at::Tensor& tokens) const {
+  return forward_rows(tokens, site::ForwardKind::kWhole);
+}
+at::Tensor CausalLm::body(const at::Tensor& tokens) const { return forward_rows(tokens, site::ForwardKind::kBody); }
 
 at::Tensor CausalLm::logits(const at::Tensor& hidden) const { return head_(hidden); }
 at::Tensor CausalLm::head(const at::Tensor& hidden) const {
-  const ForwardScope root(root_, ForwardKind::kHead);
+  const site::ForwardScope root(root_, site::ForwardKind::kHead);
   return head_(hidden);
 }
 
@@ -104,27 +105,27 @@ void CausalLm::prefill(const at::Tensor& tokens, const at::Tensor& lengths, cons
                        KvCache& cache) const {
   const int64_t count = tokens.size(0), length = tokens.size(1);
   ensure_positions(cache.context);
-  Sight sight;
+  AttentionContext context;
   const at::Tensor positions = at::arange(length, tokens.options()).expand({count, length});
-  sight.positions = positions.reshape(-1).contiguous();
-  sight.rows = count;
-  sight.cache = &cache;
-  sight.cache_rows = rows.unsqueeze(1).expand({count, length}).reshape(-1).contiguous();
-  sight.cache_positions = at::where(positions < lengths.unsqueeze(1), positions, -1).reshape(-1).contiguous();
-  sight.rotary = &rotary_;
-  forward(tokens.reshape(-1), sight, ForwardKind::kPrefill);
+  context.positions = positions.reshape(-1).contiguous();
+  context.rows = count;
+  context.cache = &cache;
+  context.cache_rows = rows.unsqueeze(1).expand({count, length}).reshape(-1).contiguous();
+  context.cache_positions = at::where(positions < lengths.unsqueeze(1), positions, -1).reshape(-1).contiguous();
+  context.rotary = &rotary_;
+  forward(tokens.reshape(-1), context, site::ForwardKind::kPrefill);
 }
 
 at::Tensor CausalLm::decode(const at::Tensor& tokens, const at::Tensor& positions, KvCache& cache) const {
   ensure_positions(cache.context);
-  Sight sight;
-  sight.positions = positions.clamp_min(0);
-  sight.lengths = positions + 1;
-  sight.cache = &cache;
-  sight.cache_rows = at::arange(tokens.size(0), tokens.options());
-  sight.cache_positions = positions;
-  sight.rotary = &rotary_;
-  return logits(forward(tokens, sight, ForwardKind::kDecode));
+  AttentionContext context;
+  context.positions = positions.clamp_min(0);
+  context.lengths = positions + 1;
+  context.cache = &cache;
+  context.cache_rows = at::arange(tokens.size(0), tokens.options());
+  context.cache_positions = positions;
+  context.rotary = &rotary_;
+  return logits(forward(tokens, context, site::ForwardKind::kDecode));
 }
 
 void CausalLm::ensure_positions(int64_t positions) const {
@@ -138,13 +139,13 @@ namespace {
 
 void add_linear(std::vector<CausalLm::Parameter>& all, Linear& linear) {
   if (!linear.weight.defined()) return;
-  const std::string& path = place_of(linear.place).path;
+  const std::string& path = site::place_of(linear.place).path;
   all.push_back({path + ".weight", &linear.weight, linear.place});
   if (linear.bias.defined()) all.push_back({path + ".bias", &linear.bias, linear.place});
 }
 
 void add_norm(std::vector<CausalLm::Parameter>& all, Norm& norm) {
-  if (norm.weight.defined()) all.push_back({place_of(norm.place).path + ".weight", &norm.weight, norm.place});
+  if (norm.weight.defined()) all.push_back({site::place_of(norm.place).path + ".weight", &norm.weight, norm.place});
 }
 
 void add_mlp(std::vector<CausalLm::Parameter>& all, Mlp& mlp) {
@@ -201,16 +202,16 @@ std::vector<Linear*> CausalLm::linears() {
 std::vector<std::string> CausalLm::module_paths() {
   std::vector<std::string> paths = {"model", "lm_head"};
   for (const Layer& layer : layers_) {
-    for (const PlaceId place : {layer.place, layer.attention.place}) paths.push_back(place_of(place).path);
-    for (const Linear::Part& part : layer.attention.qkv.parts) paths.push_back(place_of(part.place).path);
+    for (const site::PlaceId place : {layer.place, layer.attention.place}) paths.push_back(site::place_of(place).path);
+    for (const Linear::Part& part : layer.attention.qkv.parts) paths.push_back(site::place_of(part.place).path);
     if (const auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
-      for (const PlaceId place : {mlp->place, mlp->activation}) paths.push_back(place_of(place).path);
-      for (const Linear::Part& part : mlp->gate_up.parts) paths.push_back(place_of(part.place).path);
+      for (const site::PlaceId place : {mlp->place, mlp->activation}) paths.push_back(site::place_of(place).path);
+      for (const Linear::Part& part : mlp->gate_up.parts) paths.push_back(site::place_of(part.place).path);
     } else {
-      paths.push_back(place_of(std::get<Moe>(layer.mlp).place).path);
+      paths.push_back(site::place_of(std::get<Moe>(layer.mlp).place).path);
     }
   }
-  for (const Parameter& parameter : parameters()) paths.push_back(place_of(parameter.place).path);
+  for (const Parameter& parameter : parameters()) paths.push_back(site::place_of(parameter.place).path);
   std::sort(paths.begin(), paths.end());
   paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
   return paths;
@@ -221,4 +222,4 @@ std::size_t CausalLm::norm_count() const {
   return layers_.size() * (query_key ? 4 : 2) + 1;
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

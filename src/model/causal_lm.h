@@ -7,14 +7,14 @@
 #include <variant>
 
 #include "model/attention.h"
-#include "model/checkpoint.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/mlp.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::model {
 
 struct Layer {
-  PlaceId place = kNowhere;
+  site::PlaceId place = site::kNowhere;
   Norm input_norm, post_attention_norm;
   Attention attention;
   std::variant<Mlp, Moe> mlp;
@@ -55,7 +55,7 @@ class CausalLm {
   const std::vector<Layer>& layers() const { return layers_; }
   const Norm& final_norm() const { return final_norm_; }
   const Linear& head_linear() const { return head_; }
-  Sight whole_rows(int64_t rows, int64_t length) const;
+  AttentionContext whole_rows(int64_t rows, int64_t length) const;
 
   const ModelConfig& config() const { return config_; }
   at::TensorOptions options() const { return embedding_.options(); }
@@ -64,7 +64,7 @@ class CausalLm {
   struct Parameter {
     std::string name;  // Hugging Face's, or of the fused tensor: model.layers.3.self_attn.qkv_proj.weight
     at::Tensor* tensor;
-    PlaceId place;
+    site::PlaceId place;
   };
   std::vector<Parameter> parameters();  // in a fixed order
   std::vector<Linear*> linears();       // of the layers, in the same order; the head is not among them
@@ -72,12 +72,12 @@ class CausalLm {
   std::size_t norm_count() const;
 
  private:
-  at::Tensor forward(const at::Tensor& tokens, const Sight& sight, ForwardKind kind) const;
-  at::Tensor forward_rows(const at::Tensor& tokens, ForwardKind kind) const;
-  void run_layer(int64_t layer, ResidualStream& stream, const Sight& sight) const;
+  at::Tensor forward(const at::Tensor& tokens, const AttentionContext& context, site::ForwardKind kind) const;
+  at::Tensor forward_rows(const at::Tensor& tokens, site::ForwardKind kind) const;
+  void run_layer(int64_t layer, ResidualStream& stream, const AttentionContext& context) const;
 
   ModelConfig config_;
-  PlaceId root_ = kNowhere, embedding_place_ = kNowhere;
+  site::PlaceId root_ = site::kNowhere, embedding_place_ = site::kNowhere;
   at::Tensor embedding_;  // (vocabulary, hidden)
   std::vector<Layer> layers_;
   Norm final_norm_;
@@ -85,4 +85,4 @@ class CausalLm {
   mutable RotaryTable rotary_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -12,10 +12,10 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames = {"llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"};
+constexpr std::array<std::string_view, 5> kArchitectures = {"llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"};
 
 // A JSON object whose fields are read by name; null counts as absent.
 class Fields {
@@ -75,14 +75,14 @@ class Fields {
 
 Architecture read_architecture(const Fields& fields) {
   const std::string name = fields.text("model_type", "");
-  const auto found = std::find(kNames.begin(), kNames.end(), name);
-  if (found == kNames.end()) {
-    const std::vector<std::string> known(kNames.begin(), kNames.end());
+  const auto found = std::find(kArchitectures.begin(), kArchitectures.end(), name);
+  if (found == kArchitectures.end()) {
+    const std::vector<std::string> known(kArchitectures.begin(), kArchitectures.end());
     fields.refuse("model_type", fmt::format("the architecture '{}' is not supported (llama, qwen2, qwen3, qwen2_moe, "
                                             "qwen3_moe){}",
                                             name, did_you_mean(name, known)));
   }
-  return static_cast<Architecture>(found - kNames.begin());
+  return static_cast<Architecture>(found - kArchitectures.begin());
 }
 
 // What would change the arithmetic, and we do not have.
@@ -169,7 +169,9 @@ Json rope_json(const ModelConfig& config) {
 
 }  // namespace
 
-std::string_view architecture_name(Architecture architecture) { return kNames[static_cast<std::size_t>(architecture)]; }
+std::string_view architecture_name(Architecture architecture) {
+  return kArchitectures[static_cast<std::size_t>(architecture)];
+}
 
 bool ModelConfig::is_sparse_layer(int64_t layer) const {
   const auto& dense = moe.dense_layers;
@@ -278,4 +280,4 @@ Json to_config_json(const ModelConfig& config) {
   return json;
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::model {
 
 enum class Architecture { kLlama, kQwen2, kQwen3, kQwen2Moe, kQwen3Moe };
 std::string_view architecture_name(Architecture architecture);  // as in config.json: "llama", "qwen2_moe"
@@ -61,4 +62,9 @@ Json to_config_json(const ModelConfig& config);
 // The sizes fit together and are such that no product of them overflows. UsageError naming file and field.
 void check_config(const ModelConfig& config, const std::string& file);
 
-}  // namespace faultline
+// The configuration of a Hugging Face folder, without its weights.
+
+// config.json; where generation ends by generation_config.json, if it is there and says so. UsageError naming the file.
+ModelConfig read_folder_config(const std::filesystem::path& folder);
+
+}  // namespace faultline::model

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace config_test {
 
 Json dense(const char* type) {
@@ -126,4 +126,4 @@ TEST(ModelConfig, RefusesNumbersThatCannotBe) {
 }
 
 }  // namespace config_test
-}  // namespace faultline
+}  // namespace faultline::model

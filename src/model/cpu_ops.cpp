@@ -5,12 +5,12 @@
 
 #include <algorithm>
 
-#include "base/instruction_set.h"
+#include "base/machine.h"
 #include "model/cpu/kernels.h"
 #include "model/ops.h"
 #include "model/sampling.h"
 
-namespace faultline::ops::cpu {
+namespace faultline::model::ops::cpu {
 
 const Kernels& kernels() {
   switch (instruction_set()) {
@@ -300,4 +300,4 @@ TORCH_LIBRARY_IMPL(faultline, CPU, m) {
 }
 
 }  // namespace
-}  // namespace faultline::ops::cpu
+}  // namespace faultline::model::ops::cpu

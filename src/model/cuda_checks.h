@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "model/cuda/kernels.h"
 
-namespace faultline::ops {
+namespace faultline::model::ops {
 
 inline std::string text_of(const at::Tensor& x) {
   return fmt::format("{} {} on {}", c10::toString(x.scalar_type()), c10::str(x.sizes()), x.device().str());
@@ -58,4 +58,4 @@ inline at::Tensor as_rows(const at::Tensor& x) {
 
 inline int64_t row_stride(const at::Tensor& rows) { return rows.size(0) <= 1 ? rows.size(1) : rows.stride(0); }
 
-}  // namespace faultline::ops
+}  // namespace faultline::model::ops

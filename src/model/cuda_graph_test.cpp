@@ -8,7 +8,7 @@
 #include "model/cuda/graph.h"
 #include "model/ops.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace cuda_graph_test {
 
 class Graph : public ::testing::Test {
@@ -92,4 +92,4 @@ TEST_F(Graph, SurvivesABodyThatThrowsOrSynchronises) {
 }
 
 }  // namespace cuda_graph_test
-}  // namespace faultline
+}  // namespace faultline::model

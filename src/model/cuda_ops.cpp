@@ -13,12 +13,12 @@
 #include "model/cuda_checks.h"
 #include "model/ops.h"
 #include "model/sampling.h"
-#include "site/current_stream.h"
+#include "site/torch_support.h"
 
-namespace faultline::ops {
+namespace faultline::model::ops {
 namespace {
 
-void* stream_of(const at::Tensor& x) { return current_stream(x.device()); }
+void* stream_of(const at::Tensor& x) { return site::current_stream(x.device()); }
 
 void check_norm(const char* op, const at::Tensor& x, const at::Tensor& weight) {
   require(x.dim() >= 1, op, "x", "of at least one dimension", x);
@@ -281,5 +281,5 @@ TORCH_LIBRARY_IMPL(faultline, CUDA, m) {
   m.impl("sample", sample_cuda);
 }
 
-}  // namespace faultline::ops
+}  // namespace faultline::model::ops
 #endif

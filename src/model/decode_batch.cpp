@@ -7,7 +7,7 @@
 
 #include "model/ops.h"
 
-namespace faultline {
+namespace faultline::model {
 
 DecodeBatch::DecodeBatch(const CausalLm& model, int64_t slots, int64_t context, int64_t budget,
                          const std::vector<int64_t>& end_tokens)
@@ -87,4 +87,4 @@ DecodeBatch DecodeBatch::narrowed(int64_t slots) const {
   return part;
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

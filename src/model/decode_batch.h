@@ -5,7 +5,7 @@
 #include "model/causal_lm.h"
 #include "model/generate.h"
 
-namespace faultline {
+namespace faultline::model {
 
 struct DecodeBatch {
   DecodeBatch(const CausalLm& model, int64_t slots, int64_t context, int64_t budget,
@@ -35,4 +35,4 @@ struct DecodeBatch {
   DecodeBatch() = default;
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -13,7 +13,7 @@
 #include "model/decode_batch.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace {
 
 constexpr int64_t kPrefillTokensCpu = 4096, kPrefillTokensCuda = 32768;
@@ -146,18 +146,18 @@ void Generator::State::decode(int64_t steps, int64_t slots) {
     return;
   }
   int64_t done = 0;
-  if (!graph || captured_under != site_listener_changes()) {
+  if (!graph || captured_under != site::site_listener_changes()) {
     model.ensure_positions(batch->cache.context);
     batch->step(model);  // a real step warms everything up that a capture may not do
     ++done;
     graph.emplace(model.device()).capture([&] { batch->step(model); }, /*warmups=*/0);
-    count_forwards(ForwardKind::kDecode, -1);  // the capture itself ran nothing
-    captured_under = site_listener_changes();
+    site::count_forwards(site::ForwardKind::kDecode, -1);  // the capture itself ran nothing
+    captured_under = site::site_listener_changes();
     ++statistics.captures;
   }
   for (; done < steps; ++done) {
     graph->replay();
-    count_forwards(ForwardKind::kDecode, 1);
+    site::count_forwards(site::ForwardKind::kDecode, 1);
   }
 }
 
@@ -245,4 +245,4 @@ std::vector<Completion> Generator::run(const std::vector<Request>& requests) {
 
 const Generator::Statistics& Generator::statistics() const { return state_->statistics; }
 
-}  // namespace faultline
+}  // namespace faultline::model

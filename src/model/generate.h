@@ -10,7 +10,7 @@
 
 #include "model/causal_lm.h"
 
-namespace faultline {
+namespace faultline::model {
 
 struct Sampling {
   double temperature = 1;  // 0: greedy
@@ -63,4 +63,4 @@ class Generator {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
-namespace faultline {
+namespace faultline::model {
 
 // Zeros, not empty: what lies behind a row's length is multiplied by zero weights in places, and NaN times zero is NaN.
 KvCache::KvCache(const ModelConfig& config, int64_t rows, int64_t context, const at::TensorOptions& options)
@@ -18,4 +18,4 @@ void KvCache::move_row(int64_t from, int64_t to, int64_t length) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -8,7 +8,7 @@
 
 #include "model/config.h"
 
-namespace faultline {
+namespace faultline::model {
 
 struct KvCache {
   struct Layer {
@@ -23,4 +23,4 @@ struct KvCache {
   void move_row(int64_t from, int64_t to, int64_t length);  // the first `length` positions
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -9,7 +9,7 @@
 #include "model/product.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace {
 
 constexpr int64_t kFewRowsCuda = 8;
@@ -26,16 +26,16 @@ at::Tensor adapted(const Linear::LowRank& adapter, const at::Tensor& x, const at
   if (!adapter.down.defined()) return y;
   at::Tensor inner;
   {
-    const Scope scope(adapter.down_place);
+    const site::Scope scope(adapter.down_place);
     inner = product(x, adapter.down, {});
   }
-  const Scope scope(adapter.up_place);
+  const site::Scope scope(adapter.up_place);
   return at::add(y, product(inner, adapter.up, {}), adapter.scale);
 }
 
 bool any_part_is_wanted(const Linear& linear) {
   for (const Linear::Part& part : linear.parts)
-    if (boundary_is_wanted(part.place, Surface::kOutput)) return true;
+    if (site::boundary_is_wanted(part.place, site::Surface::kOutput)) return true;
   return false;
 }
 
@@ -43,7 +43,7 @@ at::Tensor with_parts(const Linear& linear, const at::Tensor& y) {
   std::vector<at::Tensor> columns;
   int64_t first = 0;
   for (const Linear::Part& part : linear.parts) {
-    columns.push_back(boundary(y.narrow(-1, first, part.size), part.place, Surface::kOutput));
+    columns.push_back(site::boundary(y.narrow(-1, first, part.size), part.place, site::Surface::kOutput));
     first += part.size;
   }
   return at::cat(columns, -1);
@@ -54,10 +54,10 @@ at::Tensor with_parts(const Linear& linear, const at::Tensor& y) {
 bool product_depends_on_rows(const c10::Device& device) { return !device.is_cpu(); }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
-  const Scope scope(place);
-  const at::Tensor input = boundary(x, place, Surface::kInput);
+  const site::Scope scope(place);
+  const at::Tensor input = site::boundary(x, place, site::Surface::kInput);
   const at::Tensor y = adapted(adapter, input, product(input, weight, bias));
-  return boundary(any_part_is_wanted(*this) ? with_parts(*this, y) : y, place, Surface::kOutput);
+  return site::boundary(any_part_is_wanted(*this) ? with_parts(*this, y) : y, place, site::Surface::kOutput);
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

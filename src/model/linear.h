@@ -11,23 +11,23 @@
 
 #include "site/place.h"
 
-namespace faultline {
+namespace faultline::model {
 
 struct Linear {
   struct Part {
-    PlaceId place;
+    site::PlaceId place;
     int64_t size;  // output features
   };
 
   // An adapter: scale * up(down(x)) is added to the product. Its places have the role lora, which no rule for linears
   // means.
   struct LowRank {
-    PlaceId down_place = kNowhere, up_place = kNowhere;
+    site::PlaceId down_place = site::kNowhere, up_place = site::kNowhere;
     at::Tensor down, up;  // (rank, in), (out, rank); undefined: none
     double scale = 0;
   };
 
-  PlaceId place = kNowhere;
+  site::PlaceId place = site::kNowhere;
   at::Tensor weight;        // (out, in)
   at::Tensor bias;          // (out), or undefined
   std::vector<Part> parts;  // of a fused linear, in the order of their rows; empty: not fused
@@ -36,4 +36,4 @@ struct Linear {
   at::Tensor operator()(const at::Tensor& x) const;  // (N, in) -> (N, out)
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -1,5 +1,3 @@
-#include "model/memory.h"
-
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
@@ -10,8 +8,9 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "model/build.h"
 
-namespace faultline {
+namespace faultline::model {
 namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
@@ -79,4 +78,4 @@ void refuse_what_does_not_fit(const Checkpoint& checkpoint, at::ScalarType dtype
       dtype == at::kFloat ? ", --dtype bf16" : ""));
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

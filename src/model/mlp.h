@@ -6,18 +6,18 @@
 
 #include "model/linear.h"
 
-namespace faultline {
+namespace faultline::model {
 
 struct Mlp {
-  PlaceId place = kNowhere;
-  PlaceId activation = kNowhere;
+  site::PlaceId place = site::kNowhere;
+  site::PlaceId activation = site::kNowhere;
   Linear gate_up, down;
 
   at::Tensor operator()(const at::Tensor& x) const;  // (N, hidden) -> (N, hidden)
 };
 
 struct Moe {
-  PlaceId place = kNowhere;
+  site::PlaceId place = site::kNowhere;
   Linear router;
   std::vector<Mlp> experts;
   int64_t experts_per_token = 0;
@@ -28,4 +28,4 @@ struct Moe {
   at::Tensor operator()(const at::Tensor& x) const;
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

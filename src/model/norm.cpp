@@ -7,12 +7,12 @@
 #include "model/ops.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::model {
 
 at::Tensor Norm::operator()(const at::Tensor& x) const {
-  const Scope scope(place);
-  const at::Tensor input = boundary(x, place, Surface::kInput);
-  return boundary(ops::rms_norm(input, weight, epsilon), place, Surface::kOutput);
+  const site::Scope scope(place);
+  const at::Tensor input = site::boundary(x, place, site::Surface::kInput);
+  return site::boundary(ops::rms_norm(input, weight, epsilon), place, site::Surface::kOutput);
 }
 
 void ResidualStream::add(at::Tensor update) {
@@ -30,11 +30,11 @@ at::Tensor& ResidualStream::sum() {
 }
 
 at::Tensor ResidualStream::normed(const Norm& norm) {
-  if (!pending_.defined() || boundary_is_wanted(norm.place, Surface::kInput)) return norm(sum());
-  const Scope scope(norm.place);
+  if (!pending_.defined() || site::boundary_is_wanted(norm.place, site::Surface::kInput)) return norm(sum());
+  const site::Scope scope(norm.place);
   at::Tensor output;
   std::tie(output, sum_) = ops::add_rms_norm(std::exchange(pending_, {}), sum_, norm.weight, norm.epsilon);
-  return boundary(output, norm.place, Surface::kOutput);
+  return site::boundary(output, norm.place, site::Surface::kOutput);
 }
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -6,10 +6,10 @@
 
 #include "site/place.h"
 
-namespace faultline {
+namespace faultline::model {
 
 struct Norm {
-  PlaceId place = kNowhere;
+  site::PlaceId place = site::kNowhere;
   at::Tensor weight;  // fp32, whatever the model computes in
   double epsilon = 0;
 
@@ -28,4 +28,4 @@ class ResidualStream {
   at::Tensor sum_, pending_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -3,7 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-namespace faultline::ops {
+namespace faultline::model::ops {
 namespace {
 
 template <typename Signature>
@@ -89,4 +89,4 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
       "Tensor)");
 }
 
-}  // namespace faultline::ops
+}  // namespace faultline::model::ops

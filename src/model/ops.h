@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-namespace faultline::ops {
+namespace faultline::model::ops {
 
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension; in fp32, rounded once. weight: fp32, x: fp32, bf16, fp16.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -50,4 +50,4 @@ std::tuple<at::Tensor, at::Tensor> sample(const at::Tensor& logits, const at::Te
                                           const at::Tensor& top_k, const at::Tensor& top_p, const at::Tensor& key,
                                           const at::Tensor& position);
 
-}  // namespace faultline::ops
+}  // namespace faultline::model::ops

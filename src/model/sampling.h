@@ -17,7 +17,7 @@
 #include "base/host_device.h"
 #include "base/rng.h"
 
-namespace faultline::sampling {
+namespace faultline::model::sampling {
 
 inline constexpr int64_t kMaxVocabulary = int64_t{1} << 20;
 inline constexpr float kHugeLogit = 1e30f;
@@ -109,4 +109,4 @@ FL_HD float log_probability(float below_maximum, float inverse_temperature, uint
   return fused_multiply_add(below_maximum, inverse_temperature, -logarithm(mass));
 }
 
-}  // namespace faultline::sampling
+}  // namespace faultline::model::sampling

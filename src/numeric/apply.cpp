@@ -10,12 +10,13 @@
 #include <numeric>
 
 #include "numeric/apply_device.h"
+#include "numeric/portable/portable.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/kernels.h"
-#include "site/current_stream.h"
+#include "site/torch_support.h"
 #endif
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 // True where no two elements share memory: sorted by stride, each dimension steps over everything below it.
@@ -82,7 +83,7 @@ Control control_of(const Rule& rule, const Identity& identity, const CallPoint& 
 
 bool is_capturing([[maybe_unused]] const at::Tensor& x) {
 #ifdef FAULTLINE_WITH_CUDA
-  if (x.is_cuda()) return cuda::is_capturing(current_stream(x.device()));
+  if (x.is_cuda()) return cuda::is_capturing(site::current_stream(x.device()));
 #endif
   return false;
 }
@@ -127,7 +128,9 @@ void apply_(const at::Tensor& x, const Rule& rule, const Keys& keys, const Contr
   check_companions(x, rule, tensors);
   const at::Tensor work = x.is_contiguous() ? x : x.contiguous();
   const auto run = [&](const auto& arguments) {
-    if (x.is_cpu()) {
+    if (portable::serves(x.device())) {
+      portable::apply(work, rule, arguments, tensors);
+    } else if (x.is_cpu()) {
       apply_on_cpu(work, rule, arguments, tensors);
 #ifdef FAULTLINE_WITH_CUDA
     } else if (x.is_cuda()) {
@@ -175,4 +178,4 @@ at::Tensor make_control(const at::Device& device, const Rule& rule, const CallPo
   return row.to(device);
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

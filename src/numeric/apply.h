@@ -7,10 +7,11 @@
 
 #include <optional>
 
+#include "numeric/digest.h"
 #include "numeric/lower.h"
 #include "numeric/rule.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 // The tensors of one call, all on the device of the tensor that is faulted.
 struct CallTensors {
@@ -49,4 +50,10 @@ bool is_capturing(const at::Tensor& x);  // a CUDA graph is being captured on x'
 
 bool has_cuda_kernels();  // whether this library was built with them
 
-}  // namespace faultline
+// A digest written into a table, by one kernel: for loops that take hundreds of them and read all at once.
+
+// `state`: kDigestStateWords words a piece on x's device, those of work zero before and after. x is taken as so many
+// pieces of equal size, one after the other. The work is queued on x's current stream.
+void digest_into(const at::Tensor& x, int64_t* state, int64_t pieces = 1);
+
+}  // namespace faultline::numeric

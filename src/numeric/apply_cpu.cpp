@@ -8,7 +8,7 @@
 #include "numeric/arithmetic.h"
 #include "numeric/cpu/kernels.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 template <class Function>
@@ -79,7 +79,7 @@ std::vector<UnitRange> cpu_ranges(const QuantizeArguments& q, const at::Tensor& 
 
 // Run the lowered call on a contiguous CPU tensor; the caller has found that the fault acts. `partials`: one a segment,
 // or null.
-void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&, SegmentPartial* partials) {
+void run_on_cpu(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&, SegmentPartial* partials) {
   std::vector<UnitRange> ranges;
   if (needs_ranges(q.format) && x.numel() > 0) ranges = cpu_ranges(q, x);
   q.ranges = ranges.data();
@@ -89,8 +89,8 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
   });
 }
 
-void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
-         SegmentPartial* partials) {
+void run_on_cpu(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
+                SegmentPartial* partials) {
   const FaultInputs inputs = put_inputs(a, x, tensors, [&] { return cpu_reference(a, x); });
   a.profile = rule.what.profile.get();
   const Traversal traversal = traversal_of(a, partials != nullptr);
@@ -109,7 +109,7 @@ void apply_on_cpu(const at::Tensor& x, const Rule& rule, Arguments arguments, co
   if (lifetime_acts(arguments.lifetime, arguments.noise_key, arguments.control)) {
     std::vector<SegmentPartial> partials;
     if (tensors.ledger) partials.resize(static_cast<std::size_t>(traversal_of(arguments, true).segments));
-    run(x, rule, arguments, tensors, tensors.ledger ? partials.data() : nullptr);
+    run_on_cpu(x, rule, arguments, tensors, tensors.ledger ? partials.data() : nullptr);
     if (tensors.ledger) add_to_ledger(partials, x.numel(), ledger_words(*tensors.ledger));
   } else if (tensors.ledger) {
     ledger_words(*tensors.ledger)[kWordCalls] += 1;
@@ -120,4 +120,4 @@ void apply_on_cpu(const at::Tensor& x, const Rule& rule, Arguments arguments, co
 template void apply_on_cpu(const at::Tensor&, const Rule&, FaultArguments, const CallTensors&);
 template void apply_on_cpu(const at::Tensor&, const Rule&, QuantizeArguments, const CallTensors&);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

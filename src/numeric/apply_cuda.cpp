@@ -10,9 +10,9 @@
 
 #include "numeric/apply_device.h"
 #include "numeric/cuda/kernels.h"
-#include "site/current_stream.h"
+#include "site/torch_support.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 // Profiles travel to a device once; the copy lives as long as the process.
@@ -55,8 +55,8 @@ at::Tensor cuda_ranges(const QuantizeArguments& q, const at::Tensor& x, void* st
   return ranges;
 }
 
-void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&, const cuda::Evidence& evidence,
-         void* stream) {
+void run_on_cuda(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&,
+                 const cuda::Evidence& evidence, void* stream) {
   at::Tensor ranges;
   if (needs_ranges(q.format) && x.numel() > 0) {
     ranges = cuda_ranges(q, x, stream);
@@ -65,8 +65,8 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
   cuda::quantize(q, traversal_of(q, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
 }
 
-void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
-         const cuda::Evidence& evidence, void* stream) {
+void run_on_cuda(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTensors& tensors,
+                 const cuda::Evidence& evidence, void* stream) {
   const FaultInputs inputs = put_inputs(a, x, tensors, [&] { return cuda_reference(a, x, stream); });
   a.profile = device_profile(rule.what.profile, x.device());
   cuda::fault(a, traversal_of(a, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
@@ -80,11 +80,11 @@ void apply_on_cuda(const at::Tensor& x, const Rule& rule, Arguments arguments, c
   cuda::Evidence evidence;
   if (tensors.control) evidence.control = reinterpret_cast<Control*>(tensors.control->mutable_data_ptr<int32_t>());
   if (tensors.ledger) evidence.ledger = ledger_words(*tensors.ledger);
-  run(x, rule, arguments, tensors, evidence, current_stream(x.device()));
+  run_on_cuda(x, rule, arguments, tensors, evidence, site::current_stream(x.device()));
 }
 
 template void apply_on_cuda(const at::Tensor&, const Rule&, FaultArguments, const CallTensors&);
 template void apply_on_cuda(const at::Tensor&, const Rule&, QuantizeArguments, const CallTensors&);
 
-}  // namespace faultline
+}  // namespace faultline::numeric
 #endif

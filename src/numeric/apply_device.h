@@ -3,7 +3,7 @@
 
 #include "numeric/apply.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 // Arguments: FaultArguments or QuantizeArguments.
 template <class Arguments>
@@ -54,4 +54,4 @@ FaultInputs put_inputs(FaultArguments& a, const at::Tensor& x, const CallTensors
   return inputs;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -6,7 +6,7 @@
 
 #include "numeric/ledger.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace apply_test {
 
 at::Tensor normal(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
@@ -26,4 +26,4 @@ TEST(Apply, RelativeGaussianHasTheAskedStrength) {
 }
 
 }  // namespace apply_test
-}  // namespace faultline
+}  // namespace faultline::numeric

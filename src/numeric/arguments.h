@@ -6,7 +6,7 @@
 #include "numeric/dtype.h"
 #include "numeric/gaussian.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 enum class FaultKind : uint8_t {
   kRelativeGaussian,
@@ -131,4 +131,4 @@ struct FaultArguments {
   const void* source = nullptr;  // swap: the tensor before; replacements: what is written
 };
 
-}  // namespace faultline
+}  // namespace faultline::numeric

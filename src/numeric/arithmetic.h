@@ -7,7 +7,7 @@
 #include "numeric/arguments.h"
 #include "numeric/gaussian.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 // Which random streams an element uses. A stream is part of the Philox counter; stream 0 carries the deviates.
 enum Stream : uint32_t {
@@ -220,4 +220,4 @@ FL_HD typename Type::Bits fault_bits(const FaultArguments& a, const Control& con
   return bits;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

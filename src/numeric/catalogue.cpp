@@ -2,7 +2,7 @@
 // `explain`.
 #include "numeric/fault.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 Schema probability() { return Schema::number({.min = 0, .max = 1}); }
@@ -312,4 +312,4 @@ const KindInfo& kind_info(FaultKind kind) {
 
 std::string_view kind_name(FaultKind kind) { return kind_info(kind).name; }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

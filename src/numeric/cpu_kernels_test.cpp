@@ -9,7 +9,7 @@
 
 #include "numeric/cpu/kernels.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace cpu_kernels_test {
 
 enum class Input { kPatterns, kOrdinary, kMixed };
@@ -97,4 +97,4 @@ TEST(CpuKernels, GiveEqualBitsAndLedgersForRelativeNoiseOnEveryInstructionSet) {
 }
 
 }  // namespace cpu_kernels_test
-}  // namespace faultline
+}  // namespace faultline::numeric

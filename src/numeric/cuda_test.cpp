@@ -5,11 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "numeric/apply.h"
-#include "numeric/digest_into.h"
 #include "numeric/fault_cases.h"
 #include "numeric/ledger.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace cuda_test {
 
 class Cuda : public ::testing::Test {
@@ -133,4 +132,4 @@ TEST_F(Cuda, ReadsTheControlRowAndAdvancesIt) {
 }
 
 }  // namespace cuda_test
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -1,6 +1,6 @@
 #include "numeric/digest.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 void fill_digest_keys(uint32_t (&words)[2 * kDigestWords]) {
   for (uint32_t pair = 0; pair < kDigestWords / 2; ++pair) {
@@ -12,4 +12,4 @@ void fill_digest_keys(uint32_t (&words)[2 * kDigestWords]) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

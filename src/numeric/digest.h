@@ -9,7 +9,7 @@
 
 #include "base/rng.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 inline constexpr int kDigestWords = 4096;
 inline constexpr int64_t kDigestTile = kDigestWords * 4;
@@ -70,4 +70,4 @@ FL_HD uint64_t finish_digest(uint64_t sum, uint64_t tiles, uint64_t size) {
   return reduce61(fold61(sum) + length);
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -10,16 +10,17 @@
 #include <map>
 #include <mutex>
 
+#include "numeric/apply.h"
 #include "numeric/apply_device.h"
 #include "numeric/cpu/kernels.h"
 #include "numeric/digest.h"
-#include "numeric/digest_into.h"
+#include "numeric/portable/portable.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/kernels.h"
-#include "site/current_stream.h"
+#include "site/torch_support.h"
 #endif
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 #ifdef FAULTLINE_WITH_CUDA
@@ -57,6 +58,7 @@ void digest_into(const at::Tensor& x, int64_t* state, int64_t pieces) {
   FL_ASSERT(pieces > 0 && x.numel() % pieces == 0);
   const at::Tensor bytes = x.contiguous();
   const int64_t size = bytes.numel() / pieces * static_cast<int64_t>(bytes.element_size());
+  if (portable::serves(x.device())) return portable::digest_into(bytes, state, pieces);
   if (x.is_cpu()) {
     for (int64_t i = 0; i < pieces; ++i)
       state[i * kDigestStateWords] = cpu_digest(static_cast<const char*>(bytes.const_data_ptr()) + i * size, size);
@@ -66,7 +68,7 @@ void digest_into(const at::Tensor& x, int64_t* state, int64_t pieces) {
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
     cuda::digest(bytes.const_data_ptr(), size, pieces, device_digest_keys(x.device()),
-                 reinterpret_cast<uint64_t*>(state), current_stream(x.device()));
+                 reinterpret_cast<uint64_t*>(state), site::current_stream(x.device()));
     return;
   }
 #endif
@@ -86,6 +88,7 @@ at::Tensor checksum(const at::Tensor& x) {
   if (element_size > 8)
     throw UsageError(fmt::format("a checksum needs elements of 1, 2, 4 or 8 bytes; {} has {}",
                                  c10::toString(x.scalar_type()), element_size));
+  if (portable::serves(x.device())) return portable::checksum(values);
   if (x.is_cpu()) {
     std::atomic<uint64_t> total{0};
     at::parallel_for(0, values.numel(), 1 << 16, [&](int64_t first, int64_t last) {
@@ -98,11 +101,11 @@ at::Tensor checksum(const at::Tensor& x) {
     const c10::DeviceGuard guard(x.device());
     at::Tensor state = at::zeros({}, x.options().dtype(at::kLong));
     cuda::checksum(values.const_data_ptr(), element_size, values.numel(),
-                   reinterpret_cast<uint64_t*>(state.mutable_data_ptr<int64_t>()), current_stream(x.device()));
+                   reinterpret_cast<uint64_t*>(state.mutable_data_ptr<int64_t>()), site::current_stream(x.device()));
     return state;
   }
 #endif
   refuse_device(x);
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

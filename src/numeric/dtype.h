@@ -6,7 +6,7 @@
 
 #include "base/host_device.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 enum class Dtype : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64 };
 
@@ -112,4 +112,4 @@ FL_HD double with_sign(double value, double sign) {
   return bits_double((double_bits(value) & 0x7FFFFFFFFFFFFFFFull) | (double_bits(sign) & 0x8000000000000000ull));
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

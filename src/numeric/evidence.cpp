@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "base/distributions.h"
+#include "base/json.h"
+#include "base/stats/distributions.h"
 #include "numeric/lower.h"
 #include "numeric/resolution.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 constexpr double kFewSamples = 30;
@@ -47,16 +47,16 @@ LedgerNumbers read_ledger(const double* row) {
   return n;
 }
 
-nlohmann::ordered_json to_json(const LedgerNumbers& n) {
-  nlohmann::ordered_json json = {{"calls", n.calls},         {"active_calls", n.active_calls},
-                                 {"elements", n.elements},   {"selected", n.selected},
-                                 {"changed", n.changed},     {"nonzero", n.nonzero},
-                                 {"zeroed", n.zeroed},       {"nonfinite", n.nonfinite},
-                                 {"saturated", n.saturated}, {"mean_abs_error", n.mean_abs_error},
-                                 {"rms_error", n.rms_error}, {"max_abs_error", n.max_abs_error},
-                                 {"sampled", n.sampled},     {"survival", n.survival}};
-  json["relative_rms"] = n.relative_rms ? nlohmann::ordered_json(*n.relative_rms) : nlohmann::ordered_json();
-  json["sqnr_db"] = n.sqnr_db ? nlohmann::ordered_json(*n.sqnr_db) : nlohmann::ordered_json();
+Json to_json(const LedgerNumbers& n) {
+  Json json = {{"calls", n.calls},         {"active_calls", n.active_calls},
+               {"elements", n.elements},   {"selected", n.selected},
+               {"changed", n.changed},     {"nonzero", n.nonzero},
+               {"zeroed", n.zeroed},       {"nonfinite", n.nonfinite},
+               {"saturated", n.saturated}, {"mean_abs_error", n.mean_abs_error},
+               {"rms_error", n.rms_error}, {"max_abs_error", n.max_abs_error},
+               {"sampled", n.sampled},     {"survival", n.survival}};
+  json["relative_rms"] = n.relative_rms ? Json(*n.relative_rms) : Json();
+  json["sqnr_db"] = n.sqnr_db ? Json(*n.sqnr_db) : Json();
   return json;
 }
 
@@ -118,4 +118,4 @@ std::vector<Complaint> missing_evidence(const Rule& rule, Dtype dtype, const Led
   return reasons;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -2,16 +2,16 @@
 // whether the fault that a rule promised really happened. Complaints make a run fail closed.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/complaint.h"
+#include "base/json.h"
 #include "numeric/ledger.h"
 #include "numeric/rule.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 struct LedgerNumbers {
   double calls = 0, active_calls = 0, elements = 0, selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0,
@@ -25,7 +25,7 @@ struct LedgerNumbers {
 };
 
 LedgerNumbers read_ledger(const double* columns);  // of ledger_columns()
-nlohmann::ordered_json to_json(const LedgerNumbers& numbers);
+Json to_json(const LedgerNumbers& numbers);
 
 // How strictly evidence is judged. `strengths`: those in force while the ledger was filled, where a schedule moved
 // them; empty: the rule's own. The band then spans them all.
@@ -53,4 +53,4 @@ std::optional<Complaint> strength_complaint(const Rule& rule, Dtype dtype, const
 std::vector<Complaint> missing_evidence(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers,
                                         const Judgement& judgement = {});
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -6,7 +6,7 @@
 
 #include "numeric/apply.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace evidence_test {
 
 struct Measured {
@@ -86,4 +86,4 @@ TEST(Evidence, StillCatchesAWrongStrengthInFp16) {
 }
 
 }  // namespace evidence_test
-}  // namespace faultline
+}  // namespace faultline::numeric

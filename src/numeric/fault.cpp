@@ -9,7 +9,7 @@
 
 #include "base/text.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 bool is(const Node& what, std::string_view key, std::string_view value) { return what.at(key).as_string() == value; }
@@ -184,6 +184,7 @@ Schema fault_schema() {
 
 FaultSpec read_fault(const Node& what) {
   FaultSpec spec;
+  // The kind, and the fields that many kinds share.
   const std::string& name = what.at("kind").as_string();
   const auto infos = kind_infos();
   const auto info = std::find_if(infos.begin(), infos.end(), [&](const KindInfo& k) { return k.name == name; });
@@ -192,6 +193,7 @@ FaultSpec read_fault(const Node& what) {
   if (const Node* strength = what.find("strength")) spec.strength = strength->as_number();
   if (const Node* factor = what.find("factor")) spec.factor = factor->as_number();
   if (what.find("axis")) spec.axis = read_axis(what);
+  // The fields of one kind.
   switch (spec.kind) {
     case FaultKind::kScaledGaussian:
       spec.reference = is(what, "scale", "std") ? Reference::kStd : Reference::kMeanAbs;
@@ -241,4 +243,4 @@ FaultSpec read_fault(const Node& what) {
   return spec;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

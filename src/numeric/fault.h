@@ -11,11 +11,11 @@
 #include <string_view>
 #include <vector>
 
-#include "base/schema.h"
+#include "base/config/schema.h"
 #include "numeric/arguments.h"
 #include "numeric/formats.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 enum class BitField : uint8_t { kAny, kSign, kExponent, kMantissa };
 
@@ -98,4 +98,4 @@ FaultSpec read_fault(const Node& what);  // a node that fault_schema() has valid
 // The name of a format's arguments and the other way round; throws UsageError with the nearest name.
 FormatArguments format_by_name(std::string_view name);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace faultline {
+namespace faultline::numeric {
 
 inline const std::vector<std::string>& fault_cases() {
   static const std::vector<std::string> cases = {
@@ -74,4 +74,4 @@ inline const std::vector<std::string>& format_cases() {
   return cases;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "numeric/dtype.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 enum class FormatKind : uint8_t {
   kMxfp4,
@@ -193,4 +193,4 @@ FL_HD float quantize_value(const FormatArguments& f, const Scale& scale, float x
   return with_sign(to_minifloat(a, element, f.stochastic, word), scaled) * scale.back;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -6,7 +6,7 @@
 
 #include "base/host_device.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 struct Segment {
   float slope;
@@ -45,4 +45,4 @@ FL_HD float gaussian32(uint32_t word, const Segment* table) {
   return deviate_of(static_cast<int32_t>(word | 1u), table);
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -8,13 +8,13 @@
 #include <cmath>
 #include <vector>
 
-#include "base/distributions.h"
 #include "base/rng.h"
-#include "base/stats.h"
+#include "base/stats/distributions.h"
+#include "base/stats/stats.h"
 #include "numeric/arithmetic.h"
 #include "numeric/lower.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace gaussian_test {
 
 std::vector<double> draw32(std::size_t count, uint64_t key, uint32_t call = 0) {
@@ -101,4 +101,4 @@ TEST(Keys, DifferBySeedRuleAndSiteOnly) {
 }
 
 }  // namespace gaussian_test
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace faultline {
+namespace faultline::numeric {
 
 void add_to_ledger(const std::vector<SegmentPartial>& partials, int64_t elements, uint64_t* words) {
   for (std::size_t segment = 0; segment < partials.size(); ++segment) {
@@ -45,4 +45,4 @@ void decode_ledger(const uint64_t* words, double (&columns)[kLedgerColumns]) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

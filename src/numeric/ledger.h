@@ -14,7 +14,7 @@
 
 #include "numeric/dtype.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 enum LedgerColumn : int {
   kCalls,               // calls that reached the site while armed
@@ -183,4 +183,4 @@ void add_to_ledger(const std::vector<SegmentPartial>& partials, int64_t elements
 // A ledger's words -> the columns as numbers.
 void decode_ledger(const uint64_t* words, double (&columns)[kLedgerColumns]);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

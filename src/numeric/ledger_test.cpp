@@ -9,7 +9,7 @@
 #include "numeric/evidence.h"
 #include "numeric/rule.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace ledger_test {
 
 double round_trip(const std::vector<double>& values) {
@@ -108,4 +108,4 @@ TEST(Evidence, CountsFlippedElementsExactly) {
 }
 
 }  // namespace ledger_test
-}  // namespace faultline
+}  // namespace faultline::numeric

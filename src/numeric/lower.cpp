@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 Extent lower_extent(const ExtentSpec& spec) {
@@ -139,4 +139,4 @@ QuantizeArguments lower_format(const Rule& rule, const TensorShape& shape, const
   return q;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -6,7 +6,7 @@
 #include "numeric/quantize_arguments.h"
 #include "numeric/rule.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 // Who draws: the random identity is (seed, rule name, site, phase); the extent's mask leaves out the phase, so that the
 // same unit is broken in rollout, training and diagnosis.
@@ -35,4 +35,4 @@ std::string_view dtype_name(Dtype dtype);
 int dtype_width(Dtype dtype);
 int dtype_mantissa_bits(Dtype dtype);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -3,11 +3,11 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "base/files/safetensors_header.h"
+#include "base/json.h"
 #include "numeric/tensor_input.h"
-#include "record/json_text.h"
-#include "record/safetensors_header.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 struct NpyHeader {
@@ -85,4 +85,4 @@ std::string npy_header(const at::Tensor& tensor) {
   return std::string("\x93NUMPY\x01\x00", 8) + static_cast<char>(size & 0xFF) + static_cast<char>(size >> 8) + text;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

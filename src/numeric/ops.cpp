@@ -1,4 +1,4 @@
-// The operators of the `faultline::` namespace: schemas once, one kernel for CPU and CUDA (apply.cpp tells devices
+// The operators of the `faultline::` namespace: schemas once, one kernel for every device (apply.cpp tells them
 // apart), Meta kernels for tracing, autograd for the functional form. A fault is named by its short form or a flow map;
 // parsed rules are cached by text, so a loop pays for parsing once.
 #include <ATen/ATen.h>
@@ -8,12 +8,15 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/json.h"
 #include "numeric/apply.h"
-#include "numeric/gradient_mask.h"
+#include "numeric/portable/portable.h"
+#include "numeric/portable/proof.h"
 #include "numeric/resolution.h"
-#include "site/translated.h"
+#include "numeric/tensor_memory.h"
+#include "site/torch_support.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 constexpr std::size_t kRuleCache = 4096;
@@ -47,7 +50,7 @@ void run_(const at::Tensor& x, const std::string& fault, int64_t seed, const std
 at::Tensor& op_apply_(at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step,
                       int64_t call, const std::optional<at::Tensor>& ledger,
                       const std::optional<at::Tensor>& row_keys) {
-  return translated([&]() -> at::Tensor& {
+  return site::translated([&]() -> at::Tensor& {
     run_(x, fault, seed, site, step, call, {{}, ledger, row_keys});
     return x;
   });
@@ -55,7 +58,7 @@ at::Tensor& op_apply_(at::Tensor& x, const std::string& fault, int64_t seed, con
 
 at::Tensor op_apply(const at::Tensor& x, const std::string& fault, int64_t seed, const std::string& site, int64_t step,
                     int64_t call, const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
-  return translated([&] {
+  return site::translated([&] {
     check_tensor(x, "the tensor");
     at::Tensor y = x.clone(at::MemoryFormat::Contiguous);
     run_(y, fault, seed, site, step, call, {{}, ledger, row_keys});
@@ -67,14 +70,14 @@ at::Tensor op_apply(const at::Tensor& x, const std::string& fault, int64_t seed,
 void op_inject_(at::Tensor& x, const at::Tensor& control, const std::optional<at::Tensor>& ledger,
                 const std::string& fault, int64_t seed, const std::string& site,
                 const std::optional<at::Tensor>& row_keys) {
-  translated([&] {
+  site::translated([&] {
     const auto rule = rule_of(fault);
     apply_(x, *rule, {static_cast<uint64_t>(seed), site, 0}, {}, {control, ledger, row_keys});
   });
 }
 
 at::Tensor op_control(const std::string& fault, int64_t step, at::Device device) {
-  return translated([&] { return make_control(device, *rule_of(fault), {counter(step, "step"), 0, {}}); });
+  return site::translated([&] { return make_control(device, *rule_of(fault), {counter(step, "step"), 0, {}}); });
 }
 
 at::Tensor op_quantize(const at::Tensor& x, const std::string& format) {
@@ -82,19 +85,36 @@ at::Tensor op_quantize(const at::Tensor& x, const std::string& format) {
 }
 
 at::Tensor op_ledger_columns(const at::Tensor& ledger) {
-  return translated([&] { return ledger_columns(ledger); });
+  return site::translated([&] { return ledger_columns(ledger); });
 }
 
 at::Tensor op_digest(const at::Tensor& x) {
-  return translated([&] { return digest(x); });
+  return site::translated([&] { return digest(x); });
 }
 at::Tensor op_checksum(const at::Tensor& x) {
-  return translated([&] { return checksum(x); });
+  return site::translated([&] { return checksum(x); });
+}
+
+// JSON: what of the portable arithmetic agrees on a device, operation by operation and kind by kind.
+std::string op_selftest(at::Device device) {
+  return site::translated([&] {
+    const auto list = [](const std::vector<portable::Finding>& findings) {
+      Json all = Json::array();
+      for (const auto& [name, complaint] : findings)
+        all.push_back({{"name", name}, {"ok", complaint.empty()}, {"complaint", complaint}});
+      return all;
+    };
+    return Json({{"device", device.str()},
+                 {"arithmetic", portable::serves(device) ? "portable" : "native"},
+                 {"operations", list(portable::elementary_findings(device))},
+                 {"kinds", list(portable::kind_findings(device))}})
+        .dump();
+  });
 }
 
 // A Meta kernel also runs when only a companion tensor is a meta tensor: that is a mistake, not a trace.
 void check_traced(const at::Tensor& x, const std::string& fault) {
-  translated([&] {
+  site::translated([&] {
     if (!x.is_meta())
       throw UsageError("ledger, control and row_keys must be on the tensor's device, " + x.device().str() +
                        "; one of them is on meta");
@@ -151,7 +171,7 @@ struct ApplyFunction : torch::autograd::Function<ApplyFunction> {
                             int64_t seed, const std::string& site, int64_t step, int64_t call,
                             const std::optional<at::Tensor>& ledger, const std::optional<at::Tensor>& row_keys) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const bool masked = translated([&] { return rule_of(fault)->gradient == GradientRule::kMasked; });
+    const bool masked = site::translated([&] { return rule_of(fault)->gradient == GradientRule::kMasked; });
     if (masked) context->save_for_backward({pack_bits(forced_mask(x, fault, seed, site, step, call, row_keys))});
     context->saved_data["masked"] = masked;
     return redispatch_apply(x, fault, seed, site, step, call, ledger, row_keys);
@@ -165,7 +185,7 @@ struct ApplyFunction : torch::autograd::Function<ApplyFunction> {
 };
 
 void check_dense(const at::Tensor& x) {
-  translated([&] {
+  site::translated([&] {
     if (x.layout() != at::kStrided) throw UsageError("the tensor is not dense: its layout is " + c10::str(x.layout()));
   });
 }
@@ -189,7 +209,7 @@ at::Tensor& autograd_apply_(at::Tensor& x, const std::string& fault, int64_t see
       c10::Dispatcher::singleton().findSchemaOrThrow("faultline::apply_", "").typed<decltype(op_apply_)>();
   check_dense(x);
   if (x.requires_grad() && at::GradMode::is_enabled()) {
-    translated([&] {
+    site::translated([&] {
       if (x.is_leaf())
         throw UsageError(
             "apply_ would edit a leaf that requires grad (a master weight); apply the fault to a copy with apply");
@@ -208,6 +228,7 @@ at::Tensor& autograd_apply_(at::Tensor& x, const std::string& fault, int64_t see
 }  // namespace
 
 TORCH_LIBRARY(faultline, m) {
+  site::settle_vector_functions();
   m.def(
       "apply(Tensor x, str fault, *, int seed=0, str site='', int step=0, int call=0, Tensor(a!)? ledger=None, Tensor? "
       "row_keys=None) -> Tensor");
@@ -222,6 +243,7 @@ TORCH_LIBRARY(faultline, m) {
   m.def("control(str fault, *, int step=0, Device device) -> Tensor", op_control);
   m.def("quantize(Tensor x, str format) -> Tensor");
   m.def("digest(Tensor x) -> Tensor");
+  m.def("selftest(Device device) -> str", op_selftest);
   m.def("checksum(Tensor x) -> Tensor");
 }
 
@@ -235,7 +257,13 @@ TORCH_LIBRARY(faultline, m) {
     m.impl("checksum", op_checksum);      \
   }
 FL_REGISTER(CPU)
-FL_REGISTER(CUDA)
+FL_REGISTER(CUDA)  // of a torch built for ROCm too
+// Served by the portable arithmetic.
+FL_REGISTER(PrivateUse1)
+FL_REGISTER(XPU)
+FL_REGISTER(HPU)
+FL_REGISTER(MTIA)
+FL_REGISTER(MPS)
 #undef FL_REGISTER
 
 TORCH_LIBRARY_IMPL(faultline, Meta, m) {
@@ -253,4 +281,4 @@ TORCH_LIBRARY_IMPL(faultline, Autograd, m) {
   m.impl("quantize", autograd_quantize);
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

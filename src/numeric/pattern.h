@@ -7,7 +7,7 @@
 
 #include "numeric/dtype.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 enum class PatternForm : uint8_t { kRaw, kFinite, kInteger };
 
@@ -107,4 +107,4 @@ inline auto dispatch_pattern(const Pattern& pattern, Function&& function) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -6,7 +6,7 @@
 #include "numeric/formats.h"
 #include "numeric/ledger.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 struct UnitRange {
   float amax = 0;
@@ -43,4 +43,4 @@ FL_HD int64_t unit_index(const QuantizeArguments& q, int64_t row, int64_t column
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -11,7 +11,7 @@
 #include "numeric/arithmetic.h"
 #include "numeric/lower.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 // How many mantissas are gone through, evenly spread. Noise: all of bf16's, and enough of the others, since deviates
@@ -144,4 +144,4 @@ void check_visible(const Rule& rule, Dtype dtype) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -9,7 +9,7 @@
 
 #include "numeric/rule.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 struct Visibility {
   double changed = 1;            // share of nonzero elements whose bits change, mantissas spread as in Benford's law
@@ -26,4 +26,4 @@ std::optional<Visibility> predict_visibility(const Rule& rule, Dtype dtype, std:
 // Throws UsageError where the rule cannot change one bit of a tensor of this dtype and does not say that it knows.
 void check_visible(const Rule& rule, Dtype dtype);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -5,9 +5,9 @@
 #include <charconv>
 #include <set>
 
-#include "base/schedule_schema.h"
+#include "base/schedule/schedule.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 bool parse_tile(std::string_view text, int32_t& rows, int32_t& columns) {
@@ -123,7 +123,8 @@ Schema phases_schema() {
 Schema rule_schema(RuleUse use) {
   Schema rule = Schema::map().field("name", Schema::string({.min = 1, .max = 100}),
                                     {.required = true, .doc = "unique; part of the random identity"});
-  if (use == RuleUse::kInPlan) rule = rule.field("where", selector_schema(), {.required = true, .doc = "which sites"});
+  if (use == RuleUse::kInPlan)
+    rule = rule.field("where", site::selector_schema(), {.required = true, .doc = "which sites"});
   Node extent = Node::map(), lifetime = Node::map();
   extent.set("fraction", 1.0);
   lifetime.set("kind", "permanent");
@@ -162,7 +163,7 @@ bool always_does_the_same(const Rule& rule) {
 Rule read_rule(const Node& node) {
   Rule rule;
   rule.name = node.at("name").as_string();
-  if (const Node* where = node.find("where")) rule.where = read_selector(*where);
+  if (const Node* where = node.find("where")) rule.where = site::read_selector(*where);
   rule.what = read_fault(node.at("what"));
   const Node& extent = node.at("extent");
   rule.extent.fraction = extent.at("fraction").as_number();
@@ -214,4 +215,4 @@ Rule parse_rule(std::string_view text, RuleUse use) {
   return read_rule(validate(node, rule_schema(use)));
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

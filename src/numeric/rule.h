@@ -8,11 +8,11 @@
 #include <string>
 #include <string_view>
 
-#include "base/schedule.h"
+#include "base/schedule/schedule.h"
 #include "numeric/fault.h"
 #include "site/selector.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 enum class GradientRule { kStraightThrough, kMasked };
 
@@ -37,7 +37,7 @@ inline constexpr LifetimeSpec kAsleep{Lifetime::kWindow, 1, 0, 0};
 
 struct Rule {
   std::string name;
-  std::optional<Selector> where;  // absent in rules that are applied to a tensor directly
+  std::optional<site::Selector> where;  // absent in rules that are applied to a tensor directly
   FaultSpec what;
   ExtentSpec extent;
   LifetimeSpec lifetime;
@@ -67,4 +67,4 @@ Node expand_short_form(std::string_view text);
 // Short form, or a YAML/JSON flow map that is a rule or just its `what`; validated and read.
 Rule parse_rule(std::string_view text, RuleUse use);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

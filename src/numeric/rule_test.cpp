@@ -6,7 +6,7 @@
 #include "numeric/lower.h"
 #include "numeric/resolution.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace rule_test {
 
 std::string refusal(std::string_view text, RuleUse use = RuleUse::kOnTensor) {
@@ -32,7 +32,7 @@ TEST(Rule, ShortFormExpandsToTheSameMap) {
   EXPECT_EQ(short_form.where->operator_pattern, "matmul");
   ASSERT_EQ(short_form.where->layers.size(), 1u);
   EXPECT_EQ(short_form.where->layers[0].first, 15);
-  EXPECT_EQ(short_form.where->surface, Surface::kOutput);
+  EXPECT_EQ(short_form.where->surface, site::Surface::kOutput);
 }
 
 TEST(Rule, ReadsEveryPart) {
@@ -198,4 +198,4 @@ TEST(Resolution, PredictsTheStrengthAfterRounding) {
 }
 
 }  // namespace rule_test
-}  // namespace faultline
+}  // namespace faultline::numeric

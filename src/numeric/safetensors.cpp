@@ -1,15 +1,15 @@
-// One tensor of a .safetensors file, as faults act on it; the container is record/safetensors_header's.
+// One tensor of a .safetensors file, as faults act on it; the container is base/files/safetensors_header's.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/files/safetensors_header.h"
 #include "base/text.h"
 #include "numeric/tensor_input.h"
-#include "record/safetensors_header.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 const SafetensorsEntry& choose(const std::filesystem::path& path, const std::vector<SafetensorsEntry>& tensors,
@@ -57,4 +57,4 @@ std::string safetensors_header(const at::Tensor& tensor, const std::string& name
   return make_safetensors_header(entry, {tensor.nbytes()});
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

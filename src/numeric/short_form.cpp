@@ -4,10 +4,10 @@
 // a YAML flow value.
 #include <fmt/format.h>
 
-#include "base/override.h"
+#include "base/config/override.h"
 #include "numeric/rule.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 [[noreturn]] void refuse(std::string_view text, std::string_view complaint) {
@@ -95,4 +95,4 @@ Node expand_short_form(std::string_view text) {
   return rule;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

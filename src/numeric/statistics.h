@@ -7,7 +7,7 @@
 #include "numeric/arguments.h"
 #include "numeric/ledger.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 inline constexpr int kRowLanes = 256;
 inline constexpr int64_t kRowGroup = 64;
@@ -30,4 +30,4 @@ FL_HD float reference_value(Reference kind, double count, double max, double sum
   return variance > 0 ? static_cast<float>(square_root(variance)) : 0.0f;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

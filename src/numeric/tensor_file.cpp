@@ -7,10 +7,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/files/file.h"
 #include "numeric/tensor_input.h"
-#include "record/atomic_file.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 int64_t checked_elements(at::IntArrayRef sizes, int64_t element_size, int64_t copies, const std::string& what) {
   int64_t elements = 1, bytes = 0;
@@ -48,4 +48,4 @@ void write_tensor_file(const std::filesystem::path& path, const at::Tensor& tens
   write_file_atomically(path, bytes);
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-namespace faultline {
+namespace faultline::numeric {
 
 struct TensorFileRequest {
   std::string name;                      // .safetensors: which tensor; empty: the only one
@@ -28,4 +28,4 @@ void check_tensor_suffix(const std::filesystem::path& path);  // UsageError unle
 // this machine's memory.
 int64_t checked_elements(at::IntArrayRef sizes, int64_t element_size, int64_t copies, const std::string& what);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::numeric {
 namespace {
 
 void read_at(const InputFile& file, uint64_t offset, void* target, uint64_t count) {
@@ -69,4 +69,4 @@ at::Tensor read_elements(const InputFile& file, uint64_t offset, const std::vect
   return tensor;
 }
 
-}  // namespace faultline
+}  // namespace faultline::numeric

@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/files/file.h"
 #include "numeric/tensor_file.h"
-#include "record/file_descriptor.h"
 
-namespace faultline {
+namespace faultline::numeric {
 
 struct Stored {
   const char* npy;
@@ -43,4 +43,4 @@ std::string npy_header(const at::Tensor& tensor);
 at::Tensor read_safetensors(const std::filesystem::path& path, const TensorFileRequest& request);
 std::string safetensors_header(const at::Tensor& tensor, const std::string& name);
 
-}  // namespace faultline
+}  // namespace faultline::numeric

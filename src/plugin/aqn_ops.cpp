@@ -8,26 +8,24 @@
 #include <map>
 #include <mutex>
 
-#include "aqn/aqn_schema.h"
+#include "aqn/aqn_section.h"
 #include "aqn/norm_noise.h"
-#include "recipe/recipe.h"
-#include "site/translated.h"
+#include "plugin/recipe_sections.h"
+#include "site/torch_support.h"
 
-namespace faultline {
+namespace faultline::plugin {
 namespace {
 
 struct Aqn {
-  std::optional<AqnSpec> spec;
+  std::optional<aqn::AqnSpec> spec;
   uint64_t seed = 0;
 };
 
-Aqn read_recipe(const std::string& recipe, at::ArrayRef<std::string> overrides) {
-  const std::vector<std::string> changes(overrides.begin(), overrides.end());
-  const bool is_text = recipe.find_first_of("\n{") != std::string::npos;
-  const Node node = is_text ? parse_recipe(recipe, changes) : load_recipe(recipe, changes);
+Aqn read_aqn_of(const std::string& recipe, at::ArrayRef<std::string> overrides) {
+  const Node node = read_clients_recipe(recipe, overrides);
   Aqn aqn;
   aqn.seed = static_cast<uint64_t>(node.at("seed").as_integer());
-  if (const Node* section = node.find("aqn")) aqn.spec = read_aqn(*section);
+  if (const Node* section = node.find("aqn")) aqn.spec = aqn::read_aqn(*section);
   return aqn;
 }
 
@@ -38,36 +36,37 @@ const Aqn& aqn_of(const std::string& recipe) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(recipe);
   if (found != known.end()) return found->second;
-  return known.emplace(recipe, read_recipe(recipe, {})).first->second;
+  return known.emplace(recipe, read_aqn_of(recipe, {})).first->second;
 }
 
 bool op_has_aqn(const std::string& recipe, at::ArrayRef<std::string> overrides) {
-  return translated([&] { return read_recipe(recipe, overrides).spec.has_value(); });
+  return site::translated([&] { return read_aqn_of(recipe, overrides).spec.has_value(); });
 }
 
-const AqnSpec& norm_noise_of(const std::string& recipe) {
+const aqn::AqnSpec& norm_noise_of(const std::string& recipe) {
   const Aqn& aqn = aqn_of(recipe);
   if (!aqn.spec) throw UsageError("the recipe has no section aqn");
-  if (aqn.spec->sites != AqnSites::kNormWeight)
+  if (aqn.spec->sites != aqn::AqnSites::kNormWeight)
     throw UsageError("aqn.sites: inside another engine the noise goes onto norm weights; leave sites out");
   return *aqn.spec;
 }
 
 // Whether a run of so many steps meets more than one strength.
 bool op_aqn_changes(const std::string& recipe, int64_t total_steps) {
-  return translated([&] { return changes_over(norm_noise_of(recipe).schedule, total_steps); });
+  return site::translated([&] { return changes_over(norm_noise_of(recipe).schedule, total_steps); });
 }
 
 // -> those of the model's modules whose weights carry the noise
 std::vector<std::string> op_aqn_norms(const std::string& recipe, at::ArrayRef<std::string> modules,
                                       int64_t total_steps) {
-  return translated([&] {
-    const AqnSpec& spec = norm_noise_of(recipe);
+  return site::translated([&] {
+    const aqn::AqnSpec& spec = norm_noise_of(recipe);
     const std::vector<std::string> paths(modules.begin(), modules.end());
-    std::vector<std::string> norms = select_norms(paths, spec);
+    std::vector<std::string> norms = aqn::select_norms(paths, spec);
     std::vector<int64_t> layers;
-    for (const std::string& norm : norms) layers.push_back(layer_of_path(norm));
-    strongest_step(spec.schedule, layers, count_layers(paths), total_steps);  // refuses a schedule without noise
+    for (const std::string& norm : norms) layers.push_back(site::layer_of_path(norm));
+    aqn::strongest_step(spec.schedule, layers, aqn::count_layers(paths),
+                        total_steps);  // refuses a schedule without noise
     return norms;
   });
 }
@@ -75,7 +74,9 @@ std::vector<std::string> op_aqn_norms(const std::string& recipe, at::ArrayRef<st
 // Refuses a weight whose dtype would round the schedule's weakest noise away.
 void op_check_norm_noise(const at::Tensor& clean, const std::string& recipe, const std::string& path,
                          int64_t layer_count, int64_t total_steps) {
-  translated([&] { check_weakest(clean, path, norm_noise_of(recipe), layer_of_path(path), layer_count, total_steps); });
+  site::translated([&] {
+    aqn::check_weakest(clean, path, norm_noise_of(recipe), site::layer_of_path(path), layer_count, total_steps);
+  });
 }
 
 // -> the weight with its noise, sigma, and the squared error as asked for and as it is after rounding to the weight's
@@ -83,16 +84,16 @@ void op_check_norm_noise(const at::Tensor& clean, const std::string& recipe, con
 std::tuple<at::Tensor, double, double, double> op_norm_noise(const at::Tensor& clean, const std::string& recipe,
                                                              const std::string& path, int64_t layer_count, int64_t step,
                                                              int64_t total_steps) {
-  return translated([&]() -> std::tuple<at::Tensor, double, double, double> {
-    const AqnSpec& spec = norm_noise_of(recipe);
-    const int64_t layer = layer_of_path(path);
+  return site::translated([&]() -> std::tuple<at::Tensor, double, double, double> {
+    const aqn::AqnSpec& spec = norm_noise_of(recipe);
+    const int64_t layer = site::layer_of_path(path);
     const double sigma = strength_at(spec.schedule, step, total_steps);
     const double strength = sigma * layer_multiplier(spec.schedule, layer, layer_count, step, total_steps);
     if (strength == 0) return {clean.clone(), sigma, 0.0, 0.0};
-    check_representable(clean, path, strength, spec.relative());
+    aqn::check_representable(clean, path, strength, spec.relative());
     const at::Tensor exact = clean.detach().to(at::kCPU, at::kFloat).reshape(-1);
     const at::Tensor scale = spec.relative() ? exact.abs() * strength : at::full_like(exact, strength);
-    const at::Tensor noise = scale * norm_deviates(aqn_of(recipe).seed, step, path + ".weight", exact.numel());
+    const at::Tensor noise = scale * aqn::norm_deviates(aqn_of(recipe).seed, step, path + ".weight", exact.numel());
     at::Tensor noisy = (exact + noise).view(clean.sizes()).to(clean.options());
     const at::Tensor error = noisy.to(at::kCPU, at::kDouble).reshape(-1) - exact.to(at::kDouble);
     return {std::move(noisy), sigma, scale.to(at::kDouble).square().sum().item<double>(),
@@ -114,4 +115,4 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
       op_norm_noise);
 }
 
-}  // namespace faultline
+}  // namespace faultline::plugin

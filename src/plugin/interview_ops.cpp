@@ -5,18 +5,17 @@
 
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "diagnose/interview.h"
-#include "record/json_text.h"
-#include "site/translated.h"
+#include "site/torch_support.h"
 
-namespace faultline {
+namespace faultline::plugin {
 namespace {
 
 struct Interviews {
   std::mutex mutex;
-  std::map<int64_t, std::shared_ptr<Interview>> open;
+  std::map<int64_t, std::shared_ptr<diagnose::Interview>> open;
   int64_t last = 0;
 };
 Interviews& interviews() {
@@ -24,7 +23,7 @@ Interviews& interviews() {
   return *all;
 }
 
-std::shared_ptr<Interview> find(int64_t handle) {
+std::shared_ptr<diagnose::Interview> find(int64_t handle) {
   const std::lock_guard<std::mutex> lock(interviews().mutex);
   const auto found = interviews().open.find(handle);
   if (found == interviews().open.end()) throw UsageError("this interview is not open, or was closed");
@@ -34,9 +33,9 @@ std::shared_ptr<Interview> find(int64_t handle) {
 // facts: a list of {path, type, class, epsilon, weight, bias}; weight and bias are indices into `tensors`, -1: none.
 int64_t op_open(const std::string& facts, at::TensorList tensors, const at::Tensor& tokens,
                 const std::string& options) {
-  return translated([&] {
+  return site::translated([&] {
     const Json list = parse_json_text(facts, "facts"), given = parse_json_text(options, "options");
-    std::map<std::string, ModuleFacts> modules;
+    std::map<std::string, diagnose::ModuleFacts> modules;
     try {
       const auto tensor = [&](const Json& index) {
         return index.get<int64_t>() < 0 ? at::Tensor() : tensors.at(index.get<std::size_t>());
@@ -45,14 +44,14 @@ int64_t op_open(const std::string& facts, at::TensorList tensors, const at::Tens
         modules[one.at("path").get<std::string>()] = {one.at("type").get<std::string>(),
                                                       one.at("class").get<std::string>(), tensor(one.at("weight")),
                                                       tensor(one.at("bias")), one.at("epsilon").get<double>()};
-      InterviewOptions how;
+      diagnose::InterviewOptions how;
       how.tokens = tokens, how.head_size = given.at("head_size").get<int64_t>();
       how.seed = given.at("seed").get<uint64_t>(), how.passes = given.at("passes").get<int64_t>();
-      auto interview = std::make_shared<Interview>(std::move(modules), how);
+      auto interview = std::make_shared<diagnose::Interview>(std::move(modules), how);
       const std::lock_guard<std::mutex> lock(interviews().mutex);
       interviews().open[++interviews().last] = std::move(interview);
       return interviews().last;
-    } catch (const nlohmann::json::exception& error) {
+    } catch (const Json::exception& error) {
       throw UsageError(std::string("facts or options of an interview: ") + error.what());
     }
   });
@@ -60,28 +59,29 @@ int64_t op_open(const std::string& facts, at::TensorList tensors, const at::Tens
 
 // An empty text: the verdict is ready.
 std::tuple<std::string, at::Tensor> op_next(int64_t handle) {
-  return translated([&]() -> std::tuple<std::string, at::Tensor> {
-    const std::optional<Probe> probe = find(handle)->next();
+  return site::translated([&]() -> std::tuple<std::string, at::Tensor> {
+    const std::optional<diagnose::Probe> probe = find(handle)->next();
     if (!probe) return {"", at::empty({0})};
-    static const std::map<Probe::Call, std::string> names = {
-        {Probe::Call::kModel, "model"}, {Probe::Call::kAgain, "again"}, {Probe::Call::kPlain, "plain"}};
+    static const std::map<diagnose::Probe::Call, std::string> names = {{diagnose::Probe::Call::kModel, "model"},
+                                                                       {diagnose::Probe::Call::kAgain, "again"},
+                                                                       {diagnose::Probe::Call::kPlain, "plain"}};
     Json json = {{"call", names.at(probe->call)}, {"module", probe->module}, {"times", probe->times}};
     json["records"] = Json::array();
-    for (const Probe::Record& record : probe->records)
+    for (const diagnose::Probe::Record& record : probe->records)
       json["records"].push_back({record.module, record.output ? "output" : "input"});
     return {to_json_text(json), probe->input};
   });
 }
 
 void op_answer(int64_t handle, at::TensorList tensors) {
-  translated([&] { find(handle)->answer(tensors.vec()); });
+  site::translated([&] { find(handle)->answer(tensors.vec()); });
 }
 void op_fail(int64_t handle, const std::string& sentence) {
-  translated([&] { find(handle)->fail(sentence); });
+  site::translated([&] { find(handle)->fail(sentence); });
 }
 std::string op_close(int64_t handle) {
-  return translated([&] {
-    const std::string verdict = to_json(find(handle)->verdict()).dump();
+  return site::translated([&] {
+    const std::string verdict = diagnose::to_json(find(handle)->verdict()).dump();
     const std::lock_guard<std::mutex> lock(interviews().mutex);
     interviews().open.erase(handle);
     return verdict;
@@ -98,4 +98,4 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("interview_close(int interview) -> str", op_close);
 }
 
-}  // namespace faultline
+}  // namespace faultline::plugin

@@ -5,11 +5,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <functional>
 #include <vector>
 
-#include "numeric/digest_into.h"
+#include "base/stats/stats.h"
+#include "numeric/apply.h"
 #include "race/finding.h"
+#include "race/run.h"
 
 namespace faultline::race {
 
@@ -49,6 +52,7 @@ class Checks {
  private:
   at::Tensor next_row();
   void put(int64_t layer, int64_t column, const at::Tensor& buffer, int pieces = 1);
+  void put_sums(int64_t layer, int64_t column, const at::Tensor& buffer, int pieces);
   void read_patterns(RankRecord& record);
   void read_digests(RankRecord& record);
 
@@ -59,9 +63,24 @@ class Checks {
   bool patterns_ = true, digests_taken_ = false;
   at::Tensor rows_;     // (checks, kPatternCheckWords)
   at::Tensor digests_;  // (layers + 1, columns, kDigestStateWords); the last row: copied, parameters, shadow
-  int64_t host_[kDigestStateWords] = {};
+  int64_t host_[numeric::kDigestStateWords] = {};
   std::vector<Subject> subjects_;
   std::vector<Mismatch> mismatches_;
 };
+
+// The golden: digests of the computation, kept from a run that is trusted, so that a machine on which every layer of
+// every rank is wrong in the same way is found out (docs/lessons.md 47). It holds what it depends on, and is refused
+// elsewhere.
+
+void write_golden(const std::filesystem::path& path, const Node& config, at::Device device, const RunResult& result);
+Reference read_golden(const std::filesystem::path& path, const Node& config, at::Device device);
+
+inline constexpr int64_t kOverheadIterations = 8;  // four pairs that differ, two that do not
+struct Overhead {
+  MeanInterval relative;         // of paired neighbouring iterations: with / without - 1
+  MeanInterval drift;            // of iterations without, one with between them: what noise alone gives
+  double with = 0, without = 0;  // medians, seconds
+};
+Overhead digest_overhead(const RunResult& result);  // of a run with alternate_digests
 
 }  // namespace faultline::race

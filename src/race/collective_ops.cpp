@@ -10,13 +10,13 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "numeric/apply.h"
 #include "race/collective_tap.h"
 #include "race/config.h"
 #include "race/hooks.h"
 #include "record/jsonl.h"
-#include "site/translated.h"
+#include "site/torch_support.h"
 
 namespace faultline::race {
 namespace {
@@ -75,7 +75,7 @@ class FileLog : public CollectiveLog {
     Pending pending;
     Json elements = Json::array();
     for (const at::Tensor& tensor : tensors) {
-      pending.digests.push_back(digest(tensor.detach().contiguous()));
+      pending.digests.push_back(numeric::digest(tensor.detach().contiguous()));
       elements.push_back(tensor.numel());
     }
     pending.line = {{"event", "collective"}, {"rank", rank_}, {"group", group},      {"operation", operation},
@@ -96,7 +96,7 @@ class FileLog : public CollectiveLog {
   }
 
   std::mutex mutex_;
-  EventWriter writer_;
+  record::EventWriter writer_;
   int64_t rank_;
   std::optional<Corruption> corruption_;
   std::map<std::string, uint64_t> calls_;
@@ -135,7 +135,7 @@ std::optional<Corruption> read_corruption(const std::string& text, int64_t rank)
 }
 
 void start(const std::string& path, int64_t rank, const std::string& corruption) {
-  translated([&] {
+  site::translated([&] {
     const std::lock_guard<std::mutex> lock(current_mutex);
     if (current) throw UsageError("the collective tap is on already");
     current = std::make_shared<FileLog>(path, rank, read_corruption(corruption, rank));
@@ -144,7 +144,7 @@ void start(const std::string& path, int64_t rank, const std::string& corruption)
 }
 
 int64_t wrap(const std::string& group) {
-  return translated([&]() -> int64_t {
+  return site::translated([&]() -> int64_t {
     const std::lock_guard<std::mutex> lock(current_mutex);
     if (!current) throw UsageError("the collective tap is not on");
     return tap_process_group(*c10d::resolve_process_group(group), current, group);
@@ -152,7 +152,7 @@ int64_t wrap(const std::string& group) {
 }
 
 void stop() {
-  translated([&] {
+  site::translated([&] {
     const std::lock_guard<std::mutex> lock(current_mutex);
     if (current) current->flush();
     current.reset();

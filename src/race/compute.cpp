@@ -16,7 +16,7 @@ constexpr double kNormEpsilon = 1e-5;
 at::Tensor known(const Config& config, uint64_t seed, at::Device device, Stream stream, int64_t number,
                  at::IntArrayRef shape) {
   at::Tensor made = at::empty(shape, at::TensorOptions().dtype(config.dtype).device(device));
-  fill(made, element_pattern(PatternForm::kFinite, config.dtype, {seed, 0, number, 0, stream}));
+  fill(made, element_pattern(numeric::PatternForm::kFinite, config.dtype, {seed, 0, number, 0, stream}));
   return made;
 }
 
@@ -60,7 +60,7 @@ at::Tensor Compute::make_input(int64_t layer) const {
 }
 
 void Compute::refill_input(const at::Tensor& input, int64_t layer) const {
-  fill(input, element_pattern(PatternForm::kFinite, config_.dtype,
+  fill(input, element_pattern(numeric::PatternForm::kFinite, config_.dtype,
                               {seed_, 0, config_.shared_layer_weights ? 0 : layer, 0, Stream::kReference}));
 }
 

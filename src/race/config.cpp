@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "race/config_names.h"
 #include "race/patterns.h"
 
 namespace faultline::race {
@@ -64,6 +63,16 @@ void check_injection(const Config& config, const Injection& injection, const Nod
   if (injection.bit && *injection.bit >= 8 * static_cast<int64_t>(c10::elementSize(config.dtype)))
     throw node.error(fmt::format("bit {}: {} has {} bits", *injection.bit, dtype_name(config.dtype),
                                  8 * c10::elementSize(config.dtype)));
+}
+
+void read_optimizer(const Node& node, Config& config) {
+  for (const auto& [key, member] : std::initializer_list<std::pair<const char*, double*>>{
+           {"optimizer_lr", &config.optimizer_lr},
+           {"optimizer_weight_decay", &config.optimizer_weight_decay},
+           {"optimizer_eps", &config.optimizer_eps}})
+    if (const Node* value = node.find(key)) *member = value->as_number();
+  if (const Node* betas = node.find("optimizer_betas"))
+    for (size_t i = 0; i < 2; ++i) config.optimizer_betas[i] = betas->at(i).as_number();
 }
 
 void read_digest(const Node& node, Config& config) {
@@ -147,7 +156,10 @@ Config read_config(const Node& node) {
   config.seed = static_cast<uint64_t>(integer_or(node, "deterministic_seed", 42));
   if (config.num_heads == 0) config.num_heads = std::max<int64_t>(1, config.model_dim / 128);
   if (config.ffn_size == 0) config.ffn_size = 4 * config.model_dim;
+  read_optimizer(node, config);
   read_digest(node.at("digest"), config);
+  const Node* checksum = node.find("checksum");
+  config.int16_checksum = checksum != nullptr && checksum->as_string() == "int16";
   config.golden = node.at("golden").as_string();
   config.canary = node.at("canary").as_string() == "on";
   config.timeout_seconds = node.at("timeout_seconds").as_number();

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/schema.h"
+#include "base/config/schema.h"
 
 namespace faultline::race {
 
@@ -69,6 +69,8 @@ struct Config {
   bool real_backward = false;
   bool shared_layer_weights = false;
   Optimizer optimizer = Optimizer::kNone;
+  double optimizer_lr = 1e-3, optimizer_weight_decay = 0.01, optimizer_eps = 1e-8;
+  std::array<double, 2> optimizer_betas = {0.9, 0.999};
   bool deterministic = false;
   uint64_t seed = 42;  // deterministic_seed, or the run's
   bool ddp_bucketed = false;
@@ -79,6 +81,7 @@ struct Config {
   bool consume_gathered = false;
   bool patterns = true;
   std::array<DigestTiming, kKeys> digest = {};  // all kBefore
+  bool int16_checksum = false;                  // the plain sum in the digest's place
   std::string golden;                           // a file to compare with, or ""
   bool canary = true;
   double timeout_seconds = 60;
@@ -90,6 +93,7 @@ struct Config {
 };
 
 Schema config_schema();
+void register_race_section();  // of the recipe's schema; once
 // The node as the schema leaves it, checked against what a schema cannot say; UsageError with the place.
 Config read_config(const Node& node);
 Config parse_config(const Node& given);  // validates first
@@ -105,5 +109,17 @@ bool leave_out_drill(Config& config);
 std::vector<std::string> dtype_names();
 at::ScalarType dtype_by_name(const std::string& name);
 const char* dtype_name(at::ScalarType type);
+
+// The words of the configuration, in the order of their enumerations: for its schema and its reader.
+
+inline constexpr std::array kKeyNames = {"comm_input", "comm_output", "compute_input", "compute_output"};
+inline constexpr std::array kPlaceNames = {"comm_input",     "comm_output", "compute_input",
+                                           "compute_output", "reduce",      "h2d"};
+inline constexpr std::array kFaultNames = {"bitflip", "zero",  "stale", "swap", "partial",
+                                           "nan",     "delay", "skip",  "exit"};
+inline constexpr std::array kModeNames = {"default", "fsdp", "ddp"};
+inline constexpr std::array kComputeNames = {"gemm", "transformer", "transformer_gemm"};
+inline constexpr std::array kOptimizerNames = {"none", "sgd", "adamw"};
+inline constexpr std::array kTimingNames = {"before", "after", "off"};
 
 }  // namespace faultline::race

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include "race/config.h"
-#include "race/config_names.h"
 
 namespace faultline::race {
 namespace {
@@ -36,6 +35,9 @@ bool transformer_runs(const Node& c) { return computes(c) && layered(c); }
 bool block_runs(const Node& c) { return computes(c) && is(c, "compute_type", "transformer"); }
 bool trains_and_computes(const Node& c) { return trains(c) && computes(c); }
 bool trains_block(const Node& c) { return trains(c) && block_runs(c); }
+bool digests(const Node& c) { return !is(c, "digest", "off"); }
+bool adamw(const Node& c) { return is(c, "optimizer", "adamw"); }
+bool steps(const Node& c) { return is(c, "optimizer", "sgd") || adamw(c); }
 bool fsdp_computes(const Node& c) { return fsdp(c) && computes(c); }
 bool deterministic(const Node& c) { return on(c, "deterministic"); }
 
@@ -110,6 +112,13 @@ std::vector<FieldRow> field_rows() {
        "every layer must then give the same bits"},
       {"optimizer", Schema::choice(words(kOptimizerNames)), Node("none"), trains, "mode: fsdp or ddp",
        "a step on a shard, done twice and compared"},
+      {"optimizer_lr", Schema::number({.min = 0, .max = 1e3}), Node(1e-3), steps, "optimizer: sgd or adamw",
+       "learning rate"},
+      {"optimizer_weight_decay", Schema::number({.min = 0, .max = 1}), Node(0.01), adamw, "optimizer: adamw",
+       "of adamw"},
+      {"optimizer_betas", Schema::list(Schema::number({.min = 0, .max = 1}), {.min = 2, .max = 2}),
+       Node::list({Node(0.9), Node(0.999)}), adamw, "optimizer: adamw", "of adamw"},
+      {"optimizer_eps", Schema::number({.min = 0, .max = 1}), Node(1e-8), adamw, "optimizer: adamw", "of adamw"},
       {"deterministic", Schema::boolean(), Node(false), always, "",
        "torch's deterministic algorithms and a fixed seed"},
       {"deterministic_seed", count(), Node(42), deterministic, "deterministic: true", "in place of --seed"},
@@ -122,6 +131,8 @@ std::vector<FieldRow> field_rows() {
        "compute with the gathered parameters"},
       {"patterns", Schema::boolean(), Node(true), always, "", "compare every element with what it must be"},
       {"digest", digest_schema(), Node("before"), always, "", "of the four records, before or after they are consumed"},
+      {"checksum", Schema::choice({"digest", "int16"}), Node("digest"), digests, "a digest that is not off",
+       "what stands for a record: the digest, or the sum of its bytes as int16, which misses exchanges"},
       {"golden", Schema::string(), Node(""), always, "", "file of digests to compare with; made by --write-golden"},
       {"canary", Schema::choice({"on", "off"}), Node("on"), always, "", "first plant a fault that must be found"},
       {"timeout_seconds", Schema::number({.min = 0.1, .max = 86400}), Node(60.0), always, "", "of a collective"},
@@ -147,6 +158,10 @@ Schema config_schema() {
     schema = schema.field(row.name, row.schema,
                           {.default_value = row.default_value, .doc = row.doc, .default_if = row.reads});
   return schema.check(complain_unread);
+}
+
+void register_race_section() {
+  SectionRegistry::global().add("race", config_schema(), {.doc = "known bytes through collectives; `faultline race`"});
 }
 
 }  // namespace faultline::race

@@ -5,19 +5,25 @@
 #include <gtest/gtest.h>
 
 #include "race/patterns.h"
+#include "race/run_processes.h"
 
 namespace faultline::race {
 namespace config_test {
 
 Config parsed(const std::string& yaml) { return parse_config(parse_yaml(yaml, "test.yaml")); }
 
-std::string refused(const std::string& yaml) {
+template <class Call>
+std::string refusal(Call call) {
   try {
-    (void)parsed(yaml);
+    call();
   } catch (const UsageError& error) {
     return error.what();
   }
   return "accepted";
+}
+
+std::string refused(const std::string& yaml) {
+  return refusal([&] { (void)parsed(yaml); });
 }
 
 TEST(RaceConfig, HasTheDocumentedDefaults) {
@@ -103,6 +109,22 @@ TEST(RaceConfig, TakesDigestsByKey) {
   EXPECT_EQ(config.digest_of(Key::kCommInput), DigestTiming::kOff);
   EXPECT_EQ(config.digest_of(Key::kCommOutput), DigestTiming::kAfter);
   EXPECT_EQ(config.digest_of(Key::kComputeOutput), DigestTiming::kBefore);
+}
+
+TEST(Transport, NcclCarriesGpuTensorsAndChoosesTheGpuItself) {
+  EXPECT_NE(refusal([] { check_transport("nccl", at::kCPU); }).find("use --device cuda"), std::string::npos);
+  EXPECT_NE(refusal([] { check_transport("nccl", at::Device(at::kCUDA, 1)); }).find("without an index"),
+            std::string::npos);
+  check_transport("nccl", at::Device(at::kCUDA, 0));
+}
+
+TEST(Transport, NcclWantsToKnowTheLocalRankOfAJoinedProcess) {
+  cluster::Membership one;  // as srun leaves it without our script
+  RunOptions options;
+  options.device = at::Device(at::kCUDA, 0);
+  const Node node = validate(smoke_config(), config_schema());
+  EXPECT_NE(refusal([&] { (void)run_joined(one, node, read_config(node), options); }).find("$SLURM_LOCALID"),
+            std::string::npos);
 }
 
 }  // namespace config_test

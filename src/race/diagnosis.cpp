@@ -17,15 +17,15 @@ struct Sample {
   uint32_t expected;
 };
 
-std::vector<Sample> samples_of(const PatternCheck& row, const Pattern& pattern) {
+std::vector<Sample> samples_of(const numeric::PatternCheck& row, const numeric::Pattern& pattern) {
   std::vector<Sample> samples;
-  const uint64_t kept = std::min<uint64_t>(row.samples, PatternCheck::kSamples);
+  const uint64_t kept = std::min<uint64_t>(row.samples, numeric::PatternCheck::kSamples);
   for (uint64_t i = 0; i < kept; ++i)
     samples.push_back({row.index[i], static_cast<uint32_t>(row.observed[i]), expected_bits(pattern, row.index[i])});
   return samples;
 }
 
-bool all_hold(const std::vector<Sample>& samples, const Pattern& pattern) {
+bool all_hold(const std::vector<Sample>& samples, const numeric::Pattern& pattern) {
   return std::all_of(samples.begin(), samples.end(),
                      [&](const Sample& s) { return s.observed == expected_bits(pattern, s.index); });
 }
@@ -35,9 +35,11 @@ bool one_bit_each(const std::vector<Sample>& samples) {
                      [](const Sample& s) { return __builtin_popcount(s.observed ^ s.expected) == 1; });
 }
 
-bool all_nan(const std::vector<Sample>& samples, Dtype dtype) {
-  const uint32_t exponent = dtype == Dtype::kFloat32 ? 0x7F800000u : dtype == Dtype::kBFloat16 ? 0x7F80u : 0x7C00u;
-  const uint32_t magnitude = dtype == Dtype::kFloat32 ? 0x7FFFFFFFu : 0x7FFFu;
+bool all_nan(const std::vector<Sample>& samples, numeric::Dtype dtype) {
+  const uint32_t exponent = dtype == numeric::Dtype::kFloat32    ? 0x7F800000u
+                            : dtype == numeric::Dtype::kBFloat16 ? 0x7F80u
+                                                                 : 0x7C00u;
+  const uint32_t magnitude = dtype == numeric::Dtype::kFloat32 ? 0x7FFFFFFFu : 0x7FFFu;
   return std::all_of(samples.begin(), samples.end(),
                      [&](const Sample& s) { return (s.observed & magnitude) > exponent; });
 }
@@ -72,8 +74,8 @@ std::optional<Diagnosis> from_elsewhere(const std::vector<Sample>& samples, cons
 
 }  // namespace
 
-Diagnosis diagnose(const PatternCheck& row, const DiagnosisContext& context) {
-  const Pattern pattern = context.pattern_at(context.place);
+Diagnosis diagnose(const numeric::PatternCheck& row, const DiagnosisContext& context) {
+  const numeric::Pattern pattern = context.pattern_at(context.place);
   const std::vector<Sample> samples = samples_of(row, pattern);
   if (samples.empty()) return {};
   const uint64_t span = row.last - row.first() + 1;

@@ -1,8 +1,7 @@
-#include "race/evidence_json.h"
-
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "race/run.h"
 
 namespace faultline::race {
 namespace {

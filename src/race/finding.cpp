@@ -135,12 +135,23 @@ std::string log_line(const SlowNote& note) {
                      note.layer, note.seconds, note.usual);
 }
 
-std::vector<std::string> log_lines(const Findings& findings) {
+std::vector<std::string> log_lines(const Findings& findings, const std::vector<std::string>& hosts) {
   std::vector<std::string> lines;
-  for (const auto& item : findings.deviations.items()) lines.push_back(log_line(item));
-  for (const auto& item : findings.mismatches.items()) lines.push_back(log_line(item));
-  for (const auto& item : findings.events.items()) lines.push_back(log_line(item));
-  for (const auto& item : findings.slow.items()) lines.push_back(log_line(item));
+  const auto host = [&](int rank) {
+    return rank < 0 || hosts.empty() ? std::string() : hosts[static_cast<size_t>(rank)];
+  };
+  const auto add = [&](const auto& item, int rank, const std::vector<int>& sources) {
+    lines.push_back(log_line(item));
+    if (hosts.empty()) return;
+    lines.back() += " host=" + host(rank);
+    std::vector<std::string> names;
+    for (const int source : sources) names.push_back(host(source));
+    if (!names.empty()) lines.back() += fmt::format(" source_hosts=[{}]", fmt::join(names, ","));
+  };
+  for (const auto& item : findings.deviations.items()) add(item, item.deviation.rank, {});
+  for (const auto& item : findings.mismatches.items()) add(item, item.rank, {});
+  for (const auto& item : findings.events.items()) add(item, item.event.rank, item.event.sources);
+  for (const auto& item : findings.slow.items()) add(item, item.rank, {});
   return lines;
 }
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "race/attribution.h"
 #include "race/patterns.h"
-#include "record/json_text.h"
 
 namespace faultline::race {
 
@@ -75,7 +75,9 @@ std::string log_line(const Mismatch& mismatch);
 std::string log_line(const TimedDeviation& deviation);
 std::string log_line(const TimedEvent& event);
 std::string log_line(const SlowNote& note);
-std::vector<std::string> log_lines(const Findings& findings);
+// Where ranks are on several machines, `hosts` by rank: the line of a rank ends with " host=n3", that of an event with
+// " source_hosts=[n1]" besides.
+std::vector<std::string> log_lines(const Findings& findings, const std::vector<std::string>& hosts = {});
 
 Json to_json(const Findings& findings);
 

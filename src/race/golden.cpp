@@ -1,12 +1,11 @@
-#include "race/golden.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "base/stats.h"
+#include "base/json.h"
+#include "base/stats/stats.h"
 #include "base/text.h"
+#include "race/checks.h"
 #include "record/document.h"
 
 namespace faultline::race {
@@ -22,6 +21,8 @@ std::string depends_on(const Node& config, at::Device device) {
     const Node* value = config.find(key);
     if (value != nullptr) text += fmt::format(" {}={}", key, describe(*value));
   }
+  if (const Node* sum = config.find("checksum"); sum != nullptr && sum->as_string() == "int16")
+    text += " checksum=int16";
   return text;
 }
 
@@ -37,11 +38,11 @@ void write_golden(const std::filesystem::path& path, const Node& config, at::Dev
   if (digests.empty())
     throw UsageError(
         fmt::format("{}: this configuration has no record that is equal in all iterations", path.string()));
-  write_document(path, kKind, {{"depends_on", depends_on(config, device)}, {"digests", digests}});
+  record::write_document(path, kKind, {{"depends_on", depends_on(config, device)}, {"digests", digests}});
 }
 
 Reference read_golden(const std::filesystem::path& path, const Node& config, at::Device device) {
-  const Json body = read_document(path, kKind);
+  const Json body = record::read_document(path, kKind);
   Reference reference;
   try {
     const std::string made_for = body.at("depends_on"), here = depends_on(config, device);

@@ -10,23 +10,31 @@ namespace {
 
 constexpr auto kPeriod = std::chrono::milliseconds(200);
 
+constexpr const char* kInterrupted = "interrupted";
+
 std::string key_of(int rank) { return fmt::format("beat/{}", rank); }
 
 PublishedBeat read_beat(c10d::Store& store, int rank) {
   if (!store.check({key_of(rank)})) return {};
   const Json json = parse_json_text(store.get_to_str(key_of(rank)), key_of(rank));
-  return {true, json.at("publication"), json.at("beats"), json.at("left"), standing_from_json(json.at("standing"))};
+  return {true,
+          json.at("publication"),
+          json.at("beats"),
+          json.at("left"),
+          json.at("host"),
+          standing_from_json(json.at("standing"))};
 }
 
 }  // namespace
 
-BeatPublisher::BeatPublisher(c10::intrusive_ptr<c10d::Store> store, int rank, const Heartbeat& heartbeat, double limit,
-                             std::function<void()> stuck)
+BeatPublisher::BeatPublisher(c10::intrusive_ptr<c10d::Store> store, int rank, std::string host,
+                             const Heartbeat& heartbeat, double limit, Calls calls)
     : store_(std::move(store)),
       rank_(rank),
+      host_(std::move(host)),
       heartbeat_(heartbeat),
       patience_(limit, kPeriod),
-      stuck_(std::move(stuck)),
+      calls_(std::move(calls)),
       thread_([this] { publish_until_stopped(); }) {}
 
 BeatPublisher::~BeatPublisher() {
@@ -40,9 +48,11 @@ bool BeatPublisher::publish(bool leaves) {
   const Json beat = {{"publication", ++publication_},
                      {"beats", heartbeat_.beats()},
                      {"left", leaves},
+                     {"host", host_},
                      {"standing", to_json(heartbeat_.standing())}};
   try {
     store_->set(key_of(rank_), to_json_text(beat));
+    if (calls_.interrupted && store_->check({kInterrupted})) std::exchange(calls_.interrupted, nullptr)();
     return true;
   } catch (const std::exception&) {
     return false;
@@ -53,11 +63,14 @@ void BeatPublisher::publish_until_stopped() {
   while (!stop_ && publish(false)) {
     const uint64_t beats = heartbeat_.beats();
     if (beats != seen_) seen_ = beats, patience_.restart();
-    if (stuck_ && patience_.over())
-      stuck_thread_ = std::thread(std::exchange(stuck_, nullptr));  // while others still see this process alive
+    if (calls_.stuck && patience_.over())
+      stuck_thread_ = std::thread(std::exchange(calls_.stuck, nullptr));  // while others still see this process alive
     std::this_thread::sleep_for(kPeriod);
   }
+  if (!stop_ && calls_.store_gone) calls_.store_gone();
 }
+
+void publish_interruption(c10d::Store& store) { store.set(kInterrupted, ""); }
 
 std::vector<PublishedBeat> read_beats(c10d::Store& store, int ranks) {
   std::vector<PublishedBeat> beats(static_cast<size_t>(ranks));
@@ -68,10 +81,10 @@ std::vector<PublishedBeat> read_beats(c10d::Store& store, int ranks) {
   return beats;
 }
 
-SignsOfLife::SignsOfLife(c10::intrusive_ptr<c10d::Store> store, int ranks)
+LivenessCheck::LivenessCheck(c10::intrusive_ptr<c10d::Store> store, int ranks)
     : store_(std::move(store)), first_(read_beats(*store_, ranks)), last_(first_) {}
 
-std::vector<Standing> SignsOfLife::standings() const {
+std::vector<Standing> LivenessCheck::standings() const {
   const std::vector<PublishedBeat> now = read_beats(*store_, static_cast<int>(first_.size()));
   std::vector<Standing> standings;
   for (size_t rank = 0; rank < now.size(); ++rank) {
@@ -82,7 +95,9 @@ std::vector<Standing> SignsOfLife::standings() const {
   return standings;
 }
 
-bool SignsOfLife::spoke_again(int rank) {
+std::string LivenessCheck::host(int rank) const { return last_[static_cast<size_t>(rank)].host; }
+
+bool LivenessCheck::reported_again(int rank) {
   const auto index = static_cast<size_t>(rank);
   const PublishedBeat now = read_beats(*store_, static_cast<int>(first_.size()))[index];
   return now.publication != std::exchange(last_[index], now).publication;

@@ -15,7 +15,6 @@
 namespace faultline::race {
 namespace {
 
-constexpr double kLearningRate = 1e-3;
 constexpr auto kDeviceLook = std::chrono::milliseconds(10);  // at the latest
 
 c10::Stream current_stream(const at::Device& device) {
@@ -178,7 +177,7 @@ std::vector<Mismatch> Iteration::take_mismatches() { return checks_->take_mismat
 
 void Iteration::start_host_copy(int64_t iteration, size_t slot) {
   const PatternPlace place{config_.seed, iteration, 0, options_.rank, Stream::kHost};
-  fill(host_[slot], element_pattern(PatternForm::kRaw, config_.dtype, place));
+  fill(host_[slot], element_pattern(numeric::PatternForm::kRaw, config_.dtype, place));
   poison(copied_[slot], poison_word(config_.seed, iteration, -1));
   copied_[slot].copy_(host_[slot], /*non_blocking=*/true);
   host_copied_for_ = iteration;
@@ -191,7 +190,7 @@ void Iteration::copy_from_host() {
   if (host_copied_for_ != iteration_) start_host_copy(iteration_, slot);
   const PatternPlace place{config_.seed, iteration_, 0, options_.rank, Stream::kHost};
   const PatternAt pattern_at = [this](const PatternPlace& p) {
-    return element_pattern(PatternForm::kRaw, config_.dtype, p);
+    return element_pattern(numeric::PatternForm::kRaw, config_.dtype, p);
   };
   const at::Tensor& copied = copied_[slot];
   visit(Place::kH2d, -1, copied, [&] {
@@ -246,14 +245,16 @@ void Iteration::step_optimizer(const at::Tensor& gradient) {
   }
   const at::Tensor g = gradient.to(at::kFloat);
   if (config_.optimizer == Optimizer::kAdamw) {
-    first_moment_.mul_(0.9).add_(g, 0.1);
-    second_moment_.mul_(0.999).addcmul_(g, g, 0.001);
+    const auto [first, second] = config_.optimizer_betas;
+    first_moment_.mul_(first).add_(g, 1 - first);
+    second_moment_.mul_(second).addcmul_(g, g, 1 - second);
   }
   for (const at::Tensor& p : {parameters_, shadow_}) {  // the same step twice: the second is what the first must be
     if (config_.optimizer == Optimizer::kSgd) {
-      p.add_(g, -kLearningRate);
+      p.add_(g, -config_.optimizer_lr);
     } else {
-      p.mul_(1 - 0.01 * kLearningRate).addcdiv_(first_moment_, second_moment_.sqrt().add_(1e-8), -kLearningRate);
+      p.mul_(1 - config_.optimizer_weight_decay * config_.optimizer_lr)
+          .addcdiv_(first_moment_, second_moment_.sqrt().add_(config_.optimizer_eps), -config_.optimizer_lr);
     }
   }
   if (step_.verify && step_.digests) checks_->compare_optimizer(parameters_, shadow_);

@@ -67,7 +67,7 @@ class Iteration {
   at::Tensor finish_gather(int64_t layer, bool backward);
   void reduce_scatter_gradients(int64_t layer);
   void fill_shard(int64_t layer);
-  void expect_input(int64_t layer, const at::Tensor& like, const Pattern& pattern);
+  void expect_input(int64_t layer, const at::Tensor& like, const numeric::Pattern& pattern);
   void fill_ddp_gradient(int64_t layer);
   void all_reduce_bucket(int64_t first, int64_t last);
   void all_to_all(int64_t layer);

@@ -19,7 +19,8 @@ std::vector<at::Tensor> pieces_of(const at::Tensor& buffer, int ranks) { return 
 PatternAt Iteration::shard_patterns() const {
   return [this](PatternPlace place) {
     if (config_.shared_layer_weights) place.layer = 0;
-    const PatternForm form = config_.consume_gathered ? PatternForm::kFinite : PatternForm::kRaw;
+    const numeric::PatternForm form =
+        config_.consume_gathered ? numeric::PatternForm::kFinite : numeric::PatternForm::kRaw;
     return element_pattern(form, config_.dtype, place);
   };
 }
@@ -28,7 +29,7 @@ PatternAt Iteration::shard_patterns() const {
 PatternAt Iteration::gradient_patterns(int64_t piece, bool summed) const {
   return [this, piece, summed](PatternPlace place) {
     const bool alike = config_.shared_layer_weights && config_.mode == Mode::kDdp;
-    place.layer = (alike ? 0 : place.layer) * kMaxPatternRanks + piece;
+    place.layer = (alike ? 0 : place.layer) * numeric::kMaxPatternRanks + piece;
     return summed ? sum_pattern(config_.dtype, place, options_.ranks)
                   : integer_pattern(config_.dtype, place, options_.ranks);
   };
@@ -36,8 +37,8 @@ PatternAt Iteration::gradient_patterns(int64_t piece, bool summed) const {
 
 PatternAt Iteration::message_patterns(int64_t piece) const {
   return [this, piece](PatternPlace place) {
-    place.layer = place.layer * kMaxPatternRanks + piece;
-    return element_pattern(PatternForm::kRaw, config_.dtype, place);
+    place.layer = place.layer * numeric::kMaxPatternRanks + piece;
+    return element_pattern(numeric::PatternForm::kRaw, config_.dtype, place);
   };
 }
 
@@ -95,7 +96,7 @@ void Iteration::fill_shard(int64_t layer) {
 }
 
 // The digest the record must have, from memory of its own.
-void Iteration::expect_input(int64_t layer, const at::Tensor& like, const Pattern& pattern) {
+void Iteration::expect_input(int64_t layer, const at::Tensor& like, const numeric::Pattern& pattern) {
   if (!step_.digests || config_.digest_of(Key::kCommInput) == DigestTiming::kOff) return;
   if (config_.shared_layer_weights && expected_for_ == iteration_) return;
   if (!scratch_.defined()) scratch_ = at::empty_like(like);

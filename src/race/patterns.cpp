@@ -8,26 +8,14 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "numeric/cpu/kernels.h"
 #include "numeric/cpu/pattern.h"
 #ifdef FAULTLINE_WITH_CUDA
-#include "numeric/cuda/pattern.h"
-#include "site/current_stream.h"
+#include "numeric/cuda/kernels.h"
+#include "site/torch_support.h"
 #endif
 
-namespace faultline {
+namespace faultline::race {
 
-const cpu::PatternKernels& cpu::pattern_kernels() {
-#if defined(__x86_64__)
-  if (&kernels() == &avx512::kKernels) return avx512::kPatternKernels;
-  if (&kernels() == &avx2::kKernels) return avx2::kPatternKernels;
-#elif defined(__aarch64__)
-  if (&kernels() == &neon::kKernels) return neon::kPatternKernels;
-#endif
-  return portable::kPatternKernels;
-}
-
-namespace race {
 namespace {
 
 int exact_bits(at::ScalarType type) {  // integers up to 2^bits are exact
@@ -38,12 +26,14 @@ int ceil_log2(int value) { return value <= 1 ? 0 : static_cast<int>(std::bit_wid
 
 }  // namespace
 
-Dtype pattern_dtype(at::ScalarType type) {
+numeric::Dtype pattern_dtype(at::ScalarType type) {
   FL_ASSERT(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
-  return type == at::kFloat ? Dtype::kFloat32 : type == at::kBFloat16 ? Dtype::kBFloat16 : Dtype::kFloat16;
+  return type == at::kFloat      ? numeric::Dtype::kFloat32
+         : type == at::kBFloat16 ? numeric::Dtype::kBFloat16
+                                 : numeric::Dtype::kFloat16;
 }
 
-PatternKey pattern_key(const PatternPlace& place) {
+numeric::PatternKey pattern_key(const PatternPlace& place) {
   uint64_t word = mix64(place.seed, static_cast<uint64_t>(place.stream));
   word = mix64(word, static_cast<uint64_t>(place.iteration));
   word = mix64(word, static_cast<uint64_t>(place.layer));
@@ -51,53 +41,55 @@ PatternKey pattern_key(const PatternPlace& place) {
   return {static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32)};
 }
 
-Pattern element_pattern(PatternForm form, at::ScalarType type, const PatternPlace& place) {
-  Pattern pattern;
+numeric::Pattern element_pattern(numeric::PatternForm form, at::ScalarType type, const PatternPlace& place) {
+  numeric::Pattern pattern;
   pattern.form = form;
   pattern.dtype = pattern_dtype(type);
   pattern.key[0] = pattern_key(place);
   return pattern;
 }
 
-Pattern integer_pattern(at::ScalarType type, const PatternPlace& place, int ranks) {
+numeric::Pattern integer_pattern(at::ScalarType type, const PatternPlace& place, int ranks) {
   FL_ASSERT(ranks <= most_exact_ranks(type));
-  Pattern pattern = element_pattern(PatternForm::kInteger, type, place);
+  numeric::Pattern pattern = element_pattern(numeric::PatternForm::kInteger, type, place);
   // At most 16: larger values would exercise no further bits of a 16-bit sum.
   pattern.integer_bits = std::min(16, exact_bits(type) + 1 - ceil_log2(ranks));
   return pattern;
 }
 
-Pattern sum_pattern(at::ScalarType type, PatternPlace place, int ranks) {
-  Pattern pattern = integer_pattern(type, place, ranks);
+numeric::Pattern sum_pattern(at::ScalarType type, PatternPlace place, int ranks) {
+  numeric::Pattern pattern = integer_pattern(type, place, ranks);
   pattern.keys = ranks;
   for (place.rank = 0; place.rank < ranks; ++place.rank) pattern.key[place.rank] = pattern_key(place);
   return pattern;
 }
 
-int most_exact_ranks(at::ScalarType type) { return std::min(kMaxPatternRanks, 1 << exact_bits(type)); }
+int most_exact_ranks(at::ScalarType type) { return std::min(numeric::kMaxPatternRanks, 1 << exact_bits(type)); }
 
-void fill(const at::Tensor& buffer, const Pattern& pattern) {
+void fill(const at::Tensor& buffer, const numeric::Pattern& pattern) {
   FL_ASSERT(buffer.is_contiguous() && pattern_dtype(buffer.scalar_type()) == pattern.dtype);
   if (buffer.is_cpu()) {
-    cpu::pattern_kernels().fill(pattern, 0, buffer.numel(), buffer.mutable_data_ptr());
+    numeric::cpu::pattern_kernels().fill(pattern, 0, buffer.numel(), buffer.mutable_data_ptr());
     return;
   }
 #ifdef FAULTLINE_WITH_CUDA
   const c10::DeviceGuard guard(buffer.device());
-  cuda::fill_pattern(pattern, buffer.numel(), buffer.mutable_data_ptr(), current_stream(buffer.device()));
+  numeric::cuda::fill_pattern(pattern, buffer.numel(), buffer.mutable_data_ptr(),
+                              site::current_stream(buffer.device()));
 #endif
 }
 
-void check(const at::Tensor& buffer, const Pattern& pattern, uint32_t poison, const at::Tensor& row) {
+void check(const at::Tensor& buffer, const numeric::Pattern& pattern, uint32_t poison, const at::Tensor& row) {
   FL_ASSERT(buffer.is_contiguous() && pattern_dtype(buffer.scalar_type()) == pattern.dtype);
-  auto* words = reinterpret_cast<PatternCheck*>(row.mutable_data_ptr<int64_t>());
+  auto* words = reinterpret_cast<numeric::PatternCheck*>(row.mutable_data_ptr<int64_t>());
   if (buffer.is_cpu()) {
-    cpu::pattern_kernels().check(pattern, poison, 0, buffer.numel(), buffer.const_data_ptr(), words);
+    numeric::cpu::pattern_kernels().check(pattern, poison, 0, buffer.numel(), buffer.const_data_ptr(), words);
     return;
   }
 #ifdef FAULTLINE_WITH_CUDA
   const c10::DeviceGuard guard(buffer.device());
-  cuda::check_pattern(pattern, poison, buffer.numel(), buffer.const_data_ptr(), words, current_stream(buffer.device()));
+  numeric::cuda::check_pattern(pattern, poison, buffer.numel(), buffer.const_data_ptr(), words,
+                               site::current_stream(buffer.device()));
 #endif
 }
 
@@ -114,11 +106,10 @@ void poison(const at::Tensor& buffer, uint32_t word) {
   buffer.view(at::kShort).fill_(half);
 }
 
-uint32_t expected_bits(const Pattern& pattern, uint64_t element) {
-  return dispatch_pattern(pattern, [&]<class Type, PatternForm kForm>() -> uint32_t {
-    return pattern_bits<Type, kForm>(pattern, static_cast<uint32_t>(element));
+uint32_t expected_bits(const numeric::Pattern& pattern, uint64_t element) {
+  return numeric::dispatch_pattern(pattern, [&]<class Type, numeric::PatternForm kForm>() -> uint32_t {
+    return numeric::pattern_bits<Type, kForm>(pattern, static_cast<uint32_t>(element));
   });
 }
 
-}  // namespace race
-}  // namespace faultline
+}  // namespace faultline::race

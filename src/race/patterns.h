@@ -24,25 +24,26 @@ struct PatternPlace {
   Stream stream = Stream::kParameters;
 };
 
-Dtype pattern_dtype(at::ScalarType type);  // fp32, bf16, fp16; anything else is our mistake
-PatternKey pattern_key(const PatternPlace& place);
-Pattern element_pattern(PatternForm form, at::ScalarType type, const PatternPlace& place);
+numeric::Dtype pattern_dtype(at::ScalarType type);  // fp32, bf16, fp16; anything else is our mistake
+numeric::PatternKey pattern_key(const PatternPlace& place);
+numeric::Pattern element_pattern(numeric::PatternForm form, at::ScalarType type, const PatternPlace& place);
 // The exact sum of the integer patterns of ranks 0 … ranks-1; `place.rank` is ignored.
-Pattern sum_pattern(at::ScalarType type, PatternPlace place, int ranks);
-Pattern integer_pattern(at::ScalarType type, const PatternPlace& place, int ranks);  // one summand of the above
-int most_exact_ranks(at::ScalarType type);  // beyond it a sum of integers is no longer exact in this dtype
+numeric::Pattern sum_pattern(at::ScalarType type, PatternPlace place, int ranks);
+numeric::Pattern integer_pattern(at::ScalarType type, const PatternPlace& place,
+                                 int ranks);  // one summand of the above
+int most_exact_ranks(at::ScalarType type);    // beyond it a sum of integers is no longer exact in this dtype
 
-void fill(const at::Tensor& buffer, const Pattern& pattern);
+void fill(const at::Tensor& buffer, const numeric::Pattern& pattern);
 // Adds what differs to `row`, int64[kPatternCheckWords] on the buffer's device. `offset`: of the buffer's first element
 // in the pattern (CPU only; 0 on a GPU).
-void check(const at::Tensor& buffer, const Pattern& pattern, uint32_t poison, const at::Tensor& row);
+void check(const at::Tensor& buffer, const numeric::Pattern& pattern, uint32_t poison, const at::Tensor& row);
 
 // A word no pattern of this (iteration, layer) is likely to hold often; outputs are filled with it before they are
 // written, so that what was never written shows.
 uint32_t poison_word(uint64_t seed, int64_t iteration, int64_t layer);
 void poison(const at::Tensor& buffer, uint32_t word);
 
-uint32_t expected_bits(const Pattern& pattern, uint64_t element);
+uint32_t expected_bits(const numeric::Pattern& pattern, uint64_t element);
 
 enum class Damage { kBitFlip, kZero, kUntouched, kPartial, kStale, kOtherRank, kSwapped, kNan, kUnknown };
 const char* damage_name(Damage damage);
@@ -55,7 +56,7 @@ struct Diagnosis {
 };
 
 // What else the buffer could have held: the pattern of another place.
-using PatternAt = std::function<Pattern(const PatternPlace&)>;
+using PatternAt = std::function<numeric::Pattern(const PatternPlace&)>;
 struct DiagnosisContext {
   PatternPlace place;
   PatternAt pattern_at;
@@ -63,6 +64,6 @@ struct DiagnosisContext {
   int64_t layers = 1;
   int ranks = 1;
 };
-Diagnosis diagnose(const PatternCheck& row, const DiagnosisContext& context);
+Diagnosis diagnose(const numeric::PatternCheck& row, const DiagnosisContext& context);
 
 }  // namespace faultline::race

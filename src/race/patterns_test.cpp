@@ -13,31 +13,31 @@ namespace patterns_test {
 const PatternPlace kPlace{7, 5, 3, 2, Stream::kParameters};
 
 PatternAt raw(at::ScalarType type) {
-  return [type](const PatternPlace& place) { return element_pattern(PatternForm::kRaw, type, place); };
+  return [type](const PatternPlace& place) { return element_pattern(numeric::PatternForm::kRaw, type, place); };
 }
 
-at::Tensor filled(const Pattern& pattern, at::ScalarType type, int64_t elements = 1000) {
+at::Tensor filled(const numeric::Pattern& pattern, at::ScalarType type, int64_t elements = 1000) {
   at::Tensor buffer = at::empty({elements}, type);
   fill(buffer, pattern);
   return buffer;
 }
 
-PatternCheck compared(const at::Tensor& buffer, const Pattern& pattern, uint32_t poison = 0) {
-  at::Tensor row = at::zeros({kPatternCheckWords}, at::kLong);
+numeric::PatternCheck compared(const at::Tensor& buffer, const numeric::Pattern& pattern, uint32_t poison = 0) {
+  at::Tensor row = at::zeros({numeric::kPatternCheckWords}, at::kLong);
   check(buffer, pattern, poison, row);
-  PatternCheck found;
+  numeric::PatternCheck found;
   std::memcpy(&found, row.const_data_ptr(), sizeof found);
   return found;
 }
 
 Diagnosis diagnosed(const at::Tensor& buffer, uint32_t poison = 0x12341234) {
-  const Pattern pattern = raw(buffer.scalar_type())(kPlace);
+  const numeric::Pattern pattern = raw(buffer.scalar_type())(kPlace);
   return diagnose(compared(buffer, pattern, poison), {kPlace, raw(buffer.scalar_type()), buffer.numel(), 8, 4});
 }
 
 TEST(Patterns, AreFoundAgainInEveryDtype) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const Pattern pattern = raw(type)(kPlace);
+    const numeric::Pattern pattern = raw(type)(kPlace);
     EXPECT_EQ(compared(filled(pattern, type), pattern).count, 0u);
   }
 }
@@ -45,7 +45,7 @@ TEST(Patterns, AreFoundAgainInEveryDtype) {
 TEST(Patterns, DependOnEveryPartOfThePlace) {
   std::set<std::pair<uint32_t, uint32_t>> keys;
   const auto add = [&](PatternPlace place) {
-    const PatternKey key = pattern_key(place);
+    const numeric::PatternKey key = pattern_key(place);
     keys.insert({key.low, key.high});
   };
   add(kPlace);
@@ -68,7 +68,7 @@ TEST(Patterns, AStaleBufferIsNoRightBuffer) {  // lesson 42
 }
 
 TEST(Patterns, FiniteOnesAreFinite) {
-  const Pattern pattern = element_pattern(PatternForm::kFinite, at::kHalf, kPlace);
+  const numeric::Pattern pattern = element_pattern(numeric::PatternForm::kFinite, at::kHalf, kPlace);
   const at::Tensor values = filled(pattern, at::kHalf, 100000).to(at::kFloat).abs();
   EXPECT_TRUE(at::isfinite(values).all().item<bool>());
   EXPECT_LE(values.max().item<float>(), 1.0f);
@@ -88,11 +88,11 @@ TEST(Patterns, SumsOfIntegersAreExactUpToTheLimit) {  // lesson 53: never with a
 }
 
 TEST(Patterns, ACheckTellsCountFirstLastAndBits) {
-  const Pattern pattern = raw(at::kBFloat16)(kPlace);
+  const numeric::Pattern pattern = raw(at::kBFloat16)(kPlace);
   const at::Tensor buffer = filled(pattern, at::kBFloat16), words = buffer.view(at::kShort);
   words[17].bitwise_xor_(at::scalar_tensor(4, at::kShort));
   words[900].bitwise_xor_(at::scalar_tensor(32, at::kShort));
-  const PatternCheck found = compared(buffer, pattern);
+  const numeric::PatternCheck found = compared(buffer, pattern);
   EXPECT_EQ(found.count, 2u);
   EXPECT_EQ(found.first(), 17u);
   EXPECT_EQ(found.last, 900u);
@@ -102,7 +102,7 @@ TEST(Patterns, ACheckTellsCountFirstLastAndBits) {
 }
 
 TEST(Diagnosis, ToldDamageFromDamage) {
-  const Pattern pattern = raw(at::kBFloat16)(kPlace);
+  const numeric::Pattern pattern = raw(at::kBFloat16)(kPlace);
   const at::Tensor clean = filled(pattern, at::kBFloat16);
   at::Tensor buffer = clean.clone();
   buffer.view(at::kShort)[17].bitwise_xor_(at::scalar_tensor(4, at::kShort));

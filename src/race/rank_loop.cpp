@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/error.h"
-#include "base/stats.h"
+#include "base/stats/stats.h"
 #include "race/iteration.h"
 
 namespace faultline::race {

@@ -1,7 +1,7 @@
 // One rank's part of a run: the loop over iterations and layers, the checks, the exchange with the other ranks and the
 // agreed end. It knows neither threads nor processes: it gets a backend for the data, one for the control words (on the
 // CPU), and returns what it saw. The order on the device is fill, collective, check, compute, check, …; nothing in a
-// layer waits for the device (lesson 45), tables come home once an iteration.
+// layer waits for the device (docs/lessons.md 45), tables come home once an iteration.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

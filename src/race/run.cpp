@@ -37,6 +37,14 @@ const TimedEvent* first_event(const RunResult& result) {
   return first;
 }
 
+// "rank 1,3", "rank 1 on n1, rank 3 on n2".
+std::string ranks_text(const RunResult& result, const std::set<int>& ranks) {
+  if (result.hosts.empty()) return fmt::format("rank {}", fmt::join(ranks, ","));
+  std::vector<std::string> texts;
+  for (const int rank : ranks) texts.push_back(result.rank_text(rank));
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
 std::string corruption_sentence(const RunResult& result) {
   uint64_t events = 0;
   std::set<int> ranks;
@@ -45,10 +53,11 @@ std::string corruption_sentence(const RunResult& result) {
     if (e.findings.corrupted()) ranks.insert(e.rank);
   }
   const TimedEvent* first = first_event(result);
-  std::string text = fmt::format("{} corruption{} on rank {}", events, events == 1 ? "" : "s", fmt::join(ranks, ","));
+  std::string text = fmt::format("{} corruption{} on {}", events, events == 1 ? "" : "s", ranks_text(result, ranks));
   if (first != nullptr)
-    text += fmt::format("; first: {} in {} of layer {} on rank {} in iteration {}", cause_name(first->event.cause),
-                        first->event.operation, first->event.layer, first->event.rank, first->iteration);
+    text +=
+        fmt::format("; first: {} in {} of layer {} on {} in iteration {}", cause_name(first->event.cause),
+                    first->event.operation, first->event.layer, result.rank_text(first->event.rank), first->iteration);
   return text;
 }
 
@@ -72,7 +81,7 @@ std::string failure_sentence(const RunResult& result) {
     const Standing& standing = result.standings[static_cast<size_t>(rank)];
     if (standing.state != Standing::State::kFailed) what = offence(standing);
   }
-  return fmt::format("rank {}: {}", fmt::join(result.blamed, ","), what);
+  return fmt::format("{}: {}", ranks_text(result, {result.blamed.begin(), result.blamed.end()}), what);
 }
 
 }  // namespace
@@ -97,6 +106,11 @@ int64_t RunResult::iterations() const {
   int64_t least = evidence.empty() ? 0 : evidence[0].iterations;
   for (const RankEvidence& e : evidence) least = std::min(least, e.iterations);
   return least;
+}
+
+std::string RunResult::rank_text(int rank) const {
+  return hosts.empty() ? fmt::format("rank {}", rank)
+                       : fmt::format("rank {} on {}", rank, hosts[static_cast<size_t>(rank)]);
 }
 
 void conclude(RunResult& result) {
@@ -136,28 +150,36 @@ Json to_json(const RunResult& result, const Config& config) {
   for (const RankFailure& f : result.failures)
     failures.push_back({{"rank", f.rank}, {"named", f.named}, {"hang", f.hang}, {"sentence", f.sentence}});
   for (const Standing& standing : result.standings) standings.push_back(to_json(standing));
-  return {{"verdict", verdict_name(result.verdict)},
-          {"outcome", outcome_name(result.outcome)},
-          {"sentence", result.sentence},
-          {"blamed", result.blamed},
-          {"ranks", result.ranks},
-          {"iterations", result.iterations()},
-          {"layers", config.layers()},
-          {"seconds", result.seconds},
-          {"evidence", evidence},
-          {"failures", failures},
-          {"standings", standings}};
+  Json json = {{"verdict", verdict_name(result.verdict)},
+               {"outcome", outcome_name(result.outcome)},
+               {"sentence", result.sentence},
+               {"blamed", result.blamed},
+               {"ranks", result.ranks},
+               {"iterations", result.iterations()},
+               {"layers", config.layers()},
+               {"seconds", result.seconds},
+               {"evidence", evidence},
+               {"failures", failures},
+               {"standings", standings}};
+  if (!result.hosts.empty()) json["hosts"] = result.hosts;
+  return json;
 }
 
 std::vector<std::string> log_lines(const RunResult& result) {
   std::vector<std::string> lines;
+  const auto host = [&](int rank) {
+    return result.hosts.empty() ? "" : fmt::format(" host={}", result.hosts[static_cast<size_t>(rank)]);
+  };
   for (const RankEvidence& e : result.evidence)
-    for (std::string& line : log_lines(e.findings)) lines.push_back(std::move(line));
+    for (std::string& line : log_lines(e.findings, result.hosts)) lines.push_back(std::move(line));
   for (const RankFailure& f : result.failures)
-    lines.push_back(fmt::format("{}: rank={} {}", f.hang ? "HANG" : "RANK FAILURE", f.rank, f.sentence));
-  for (size_t rank = 0; rank < result.standings.size(); ++rank)
-    lines.push_back(fmt::format("STANDING: rank={} {} in {}", rank, state_name(result.standings[rank].state),
-                                result.standings[rank].text()));
+    lines.push_back(
+        fmt::format("{}: rank={}{} {}", f.hang ? "HANG" : "RANK FAILURE", f.rank, host(f.rank), f.sentence));
+  for (int rank = 0; rank < static_cast<int>(result.standings.size()); ++rank) {
+    const Standing& standing = result.standings[static_cast<size_t>(rank)];
+    lines.push_back(fmt::format("STANDING: rank={}{} {}{}", rank, host(rank), state_name(standing.state),
+                                standing.place.empty() ? ", it never reported" : " in " + standing.text()));
+  }
   if (result.verdict == Verdict::kPass)
     lines.push_back(fmt::format("PASSED: No corruption in {} iterations", result.iterations()));
   lines.push_back(
@@ -174,9 +196,10 @@ std::string describe(const Config& config, int ranks) {
       continue;
     records.emplace_back(key_name(static_cast<Key>(key)));
   }
-  return fmt::format("{} ranks, mode {}, {} layers, {}, {} iterations; patterns {}; digests of {}", ranks,
+  return fmt::format("{} ranks, mode {}, {} layers, {}, {} iterations; patterns {}; {} of {}", ranks,
                      kModes[static_cast<size_t>(config.mode)], config.layers(), dtype_name(config.dtype),
                      config.verify_iterations, config.patterns ? "checked" : "not checked",
+                     config.int16_checksum ? "int16 sums" : "digests",
                      records.empty() ? "nothing" : fmt::format("{}", fmt::join(records, ", ")));
 }
 

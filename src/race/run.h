@@ -7,10 +7,12 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "race/launch.h"
 #include "race/rank_loop.h"
 
 namespace faultline::race {
@@ -37,7 +39,9 @@ struct RunOptions {
   std::function<void(int64_t done, int64_t total)> progress;
   bool alternate_digests = false;
   Reference reference;
-  int threads_per_rank = 0;  // 0: the machine's cores, divided
+  int threads_per_rank = 0;                      // 0: the machine's cores, divided
+  Launch launch;                                 // of ranks that are processes
+  std::map<std::string, std::string> variables;  // that they get besides
 };
 
 struct RunResult {
@@ -48,13 +52,15 @@ struct RunResult {
   int ranks = 0;
   std::vector<RankEvidence> evidence;  // by rank; of those that left any
   std::vector<RankFailure> failures;
+  std::vector<std::string> hosts;   // by rank; empty where all are on this machine
   std::vector<Standing> standings;  // by rank, when the first of them gave up; empty where none did, or none had joined
   bool silent = false;              // another rank reports for all
   bool abandoned = false;           // a rank's thread never came back: end the process without waiting for it
   double seconds = 0;
 
   bool canary_missed() const;
-  int64_t iterations() const;  // verified on every rank
+  int64_t iterations() const;             // verified on every rank
+  std::string rank_text(int rank) const;  // "rank 2", "rank 2 on n3"
 };
 
 RunResult run_threads(const Config& config, const RunOptions& options);
@@ -66,5 +72,10 @@ std::vector<std::string> log_lines(const RunResult& result);  // ends with "PASS
 
 // Which records are active, for the line at the start.
 std::string describe(const Config& config, int ranks);
+
+// A rank's evidence as a file: what a process leaves for whoever merges all ranks'.
+
+Json evidence_to_json(const RankEvidence& evidence);
+RankEvidence evidence_from_json(const Json& json, const std::string& origin);  // RuntimeFailure where it is damaged
 
 }  // namespace faultline::race

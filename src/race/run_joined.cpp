@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -16,16 +16,15 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "base/machine.h"
 #include "base/text.h"
-#include "race/evidence_json.h"
-#include "race/gloo_backend.h"
+#include "cluster/process_groups.h"
+#include "numeric/versions.h"
 #include "race/heartbeat_store.h"
-#include "race/loopback.h"
-#include "race/nccl_backend.h"
 #include "race/patience.h"
+#include "race/run.h"
 #include "race/run_processes.h"
 #include "race/thread_backend.h"
-#include "record/atomic_file.h"
 #include "record/document.h"
 
 namespace faultline::race {
@@ -33,8 +32,8 @@ namespace {
 
 // Sizes that differ between ranks would end the process from one of Gloo's own threads, so what decides them is agreed
 // on first.
-void agree_on_config(c10d::Store& store, const Membership& m, const Node& node) {
-  const std::string mine = json_hash(as_record(faultline::to_json(node)));
+void agree_on_config(c10d::Store& store, const cluster::Membership& m, const Node& node) {
+  const std::string mine = record::json_hash(faultline::to_json(node));
   store.set(fmt::format("config/{}", m.rank), mine);
   std::map<std::string, std::vector<int>> by_config;
   for (int rank = 0; rank < m.ranks; ++rank) {
@@ -52,15 +51,38 @@ void agree_on_config(c10d::Store& store, const Membership& m, const Node& node) 
   throw CollectiveFailure(CollectiveFailure::Reason::kMismatch, others, "the ranks run different configurations");
 }
 
+std::string evidence_key(int rank) { return fmt::format("evidence/{}", rank); }
+
+// What a rank leaves in the store; add_published reads it.
+Json published(const RankEvidence& evidence, const Standing& standing, const std::string& host,
+               const std::optional<RankFailure>& failure) {
+  Json json = {{"evidence", evidence_to_json(evidence)}, {"standing", to_json(standing)}, {"host", host}};
+  if (failure) json["failure"] = {{"named", failure->named}, {"hang", failure->hang}, {"sentence", failure->sentence}};
+  return json;
+}
+
+void add_published(RunResult& result, const Json& json, int rank) {
+  const auto index = static_cast<size_t>(rank);
+  result.evidence.push_back(evidence_from_json(json.at("evidence"), fmt::format("rank {}", rank)));
+  result.standings.resize(std::max(result.standings.size(), index + 1));
+  result.standings[index] = standing_from_json(json.at("standing"));
+  result.hosts.resize(std::max(result.hosts.size(), index + 1));
+  result.hosts[index] = json.at("host");
+  if (!json.contains("failure")) return;
+  const Json& f = json.at("failure");
+  result.failures.push_back({rank, f.at("named").get<std::vector<int>>(), f.at("hang"), f.at("sentence")});
+}
+
 class JoinedRank {
  public:
-  JoinedRank(const Membership& m, const Node& node, const Config& config, const RunOptions& options,
-             std::filesystem::path folder)
+  JoinedRank(const cluster::Membership& m, const Node& node, const Config& config, const RunOptions& options,
+             std::string host, bool launched)
       : m_(m),
         node_(node),
         config_(config),
         options_(options),
-        folder_(std::move(folder)),
+        host_(std::move(host)),
+        launched_(launched),
         injector_(config.inject, std::make_shared<std::atomic<bool>>(false), true) {}
 
   RunResult run() {
@@ -76,12 +98,11 @@ class JoinedRank {
     } catch (const std::exception& error) {
       failure_ = failure_of(error.what());
     }
-    give_last_word();
+    publish_final_report();
     publisher_.reset();
     if (failure_ && !options_.device.is_cpu()) leave_behind();
-    const bool launched = !folder_.empty();
-    RunResult result = m_.rank == 0 && !launched ? merge() : own_result();
-    if (m_.rank != 0 && !launched && failure_) wait_for_merge();
+    RunResult result = m_.rank == 0 && !launched_ ? merge() : own_result();
+    if (m_.rank != 0 && !launched_ && failure_) wait_for_merge();
     result.abandoned = left_behind_;
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     conclude(result);
@@ -100,14 +121,19 @@ class JoinedRank {
     const c10::OptionalDeviceGuard gpu(options_.device.is_cpu() ? std::nullopt : std::optional(options_.device));
     evidence_.rank = m_.rank;
     heartbeat_.wait(0, -1, "join");
-    store_ = open_store(m_, config_.timeout_seconds);
-    publisher_ = std::make_unique<BeatPublisher>(store_, m_.rank, heartbeat_,
-                                                 config_.timeout_seconds + kGraceSeconds / 2, [this] { stuck(); });
+    store_ = cluster::open_store(m_, config_.timeout_seconds);
+    BeatPublisher::Calls calls{.stuck = [this] { stuck(); }};
+    if (launched_) {
+      calls.interrupted = [] { ::raise(SIGINT); };
+      calls.store_gone = [] { std::_Exit(static_cast<int>(ExitCode::kRuntime)); };  // nobody is left to tell
+    }
+    publisher_ = std::make_unique<BeatPublisher>(store_, m_.rank, host_, heartbeat_,
+                                                 config_.timeout_seconds + kGraceSeconds / 2, std::move(calls));
     agree_on_config(*store_, m_, node_);
-    const bool loopback = m_.on_loopback();
-    const auto control = make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), loopback);
-    data_ = options_.device.is_cpu() ? make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), loopback)
-                                     : make_nccl(store_, "data", m_.rank, m_.ranks, timeout());
+    const std::string address = cluster::gloo_address(m_);
+    const auto control = cluster::make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), address);
+    data_ = options_.device.is_cpu() ? cluster::make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), address)
+                                     : cluster::make_nccl(store_, "data", m_.rank, m_.ranks, timeout());
     heartbeat_.work(0, -1, "start");
     RankOptions options;
     options.rank = m_.rank;
@@ -144,33 +170,27 @@ class JoinedRank {
 
   // Called from a thread of its own: the main thread is somewhere it will hardly come back from.
   //
-  // Note [The last word]: a rank that was only slow may come back at this very moment. Whoever locks last_word_ first
-  // speaks for the rank. The main thread unlocks it, and then nothing is left to say here; this thread keeps it, and
-  // the main thread waits there for the process to end.
+  // Note [Final report]: a rank that was only slow may come back at this very moment. Whoever locks final_report_mutex_
+  // first speaks for the rank. The main thread unlocks it, and then nothing is left to say here; this thread keeps it,
+  // and the main thread waits there for the process to end.
   void stuck() {
-    last_word_.lock();
-    if (last_word_given_) return last_word_.unlock();
+    final_report_mutex_.lock();
+    if (final_report_published_) return final_report_mutex_.unlock();
     publish(RankFailure{m_.rank, {}, true, fmt::format("stopped moving in {}", heartbeat_.standing().text())});
     std::_Exit(static_cast<int>(ExitCode::kRuntime));
   }
 
-  void give_last_word() {
-    const std::lock_guard<std::mutex> lock(last_word_);
+  void publish_final_report() {
+    const std::lock_guard<std::mutex> lock(final_report_mutex_);
     publish(failure_);
-    last_word_given_ = true;
+    final_report_published_ = true;
   }
 
   void publish(const std::optional<RankFailure>& failure) {
     std::unique_lock<std::mutex> lock(evidence_mutex_);
-    Json json = {{"evidence", evidence_to_json(evidence_)}, {"standing", to_json(heartbeat_.standing())}};
+    const Json json = published(evidence_, heartbeat_.standing(), host_, failure);
     lock.unlock();
-    if (failure)
-      json["failure"] = {{"named", failure->named}, {"hang", failure->hang}, {"sentence", failure->sentence}};
     const std::string text = to_json_text(json);
-    if (!folder_.empty()) {
-      write_file_atomically(folder_ / fmt::format("rank-{}.json", m_.rank), text);
-      return;
-    }
     try {
       if (store_) store_->set(evidence_key(m_.rank), text);
     } catch (const std::exception&) {  // the store went away with rank 0: nobody is left to read it
@@ -193,10 +213,12 @@ class JoinedRank {
     result.ranks = m_.ranks;
     result.silent = false;
     if (!store_) return result;
-    SignsOfLife signs(store_, m_.ranks);
+    LivenessCheck signs(store_, m_.ranks);
     std::vector<int> absent;
     for (int rank = 1; rank < m_.ranks; ++rank)
       if (!await_evidence(rank, signs)) absent.push_back(rank);
+    result.hosts.resize(static_cast<size_t>(m_.ranks));
+    result.hosts[0] = host_;
     result.standings = signs.standings();
     result.standings[0] = heartbeat_.standing();
     for (int rank = 1; rank < m_.ranks; ++rank) {
@@ -205,16 +227,19 @@ class JoinedRank {
         result.failures.push_back({rank, {}, false, fmt::format("rank {} left no evidence", rank)});
       else
         add_published(result, parse_json_text(store_->get_to_str(key), key), rank);
+      if (result.hosts[static_cast<size_t>(rank)].empty()) result.hosts[static_cast<size_t>(rank)] = signs.host(rank);
     }
+    if (std::all_of(result.hosts.begin(), result.hosts.end(), [this](const std::string& h) { return h == host_; }))
+      result.hosts.clear();
     if (result.failures.empty()) result.standings.clear();
     store_->set("merged", "");
     return result;
   }
 
-  bool await_evidence(int rank, SignsOfLife& signs) {
+  bool await_evidence(int rank, LivenessCheck& signs) {
     Patience patience(kGraceSeconds, kLook);
     while (!store_->check({evidence_key(rank)})) {
-      if (signs.spoke_again(rank)) patience.restart();
+      if (signs.reported_again(rank)) patience.restart();
       if (patience.over()) return false;
       std::this_thread::sleep_for(kLook);
     }
@@ -229,54 +254,27 @@ class JoinedRank {
     }
   }
 
-  static std::string evidence_key(int rank) { return fmt::format("evidence/{}", rank); }
-
- public:
-  static void add_published(RunResult& result, const Json& json, int rank) {
-    result.evidence.push_back(evidence_from_json(json.at("evidence"), fmt::format("rank {}", rank)));
-    result.standings.resize(std::max(result.standings.size(), static_cast<size_t>(rank) + 1));
-    result.standings[static_cast<size_t>(rank)] = standing_from_json(json.at("standing"));
-    if (!json.contains("failure")) return;
-    const Json& f = json.at("failure");
-    result.failures.push_back({rank, f.at("named").get<std::vector<int>>(), f.at("hang"), f.at("sentence")});
-  }
-
- private:
-  Membership m_;
+  cluster::Membership m_;
   Node node_;
   Config config_;
   RunOptions options_;
-  std::filesystem::path folder_;
+  std::string host_;
+  bool launched_;
   Injector injector_;
   Heartbeat heartbeat_;
   RankEvidence evidence_;
   std::mutex evidence_mutex_;
   std::optional<RankFailure> failure_;
-  std::mutex last_word_;
-  bool last_word_given_ = false;
+  std::mutex final_report_mutex_;
+  bool final_report_published_ = false;
   bool left_behind_ = false;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> data_;
   std::unique_ptr<BeatPublisher> publisher_;
 };
 
-}  // namespace
-
-c10::intrusive_ptr<c10d::Store> open_store(const Membership& m, double timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = m.port;
-  options.isServer = m.rank == 0 && !m.agent_store;
-  if (options.isServer && m.on_loopback()) options.masterListenFd = listen_on_loopback(m.address, options.port);
-  options.numWorkers = static_cast<size_t>(m.ranks);
-  options.waitWorkers = !m.agent_store;
-  options.multiTenant = true;
-  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1000));
-  return c10::make_intrusive<c10d::PrefixStore>("faultline/" + m.generation,
-                                                c10::make_intrusive<c10d::TCPStore>(m.address, options));
-}
-
-RunResult run_joined(const Membership& membership, const Node& node, const Config& config, const RunOptions& options,
-                     const std::filesystem::path& folder) {
+RunResult run_rank(const cluster::Membership& membership, const std::string& host, bool launched, const Node& node,
+                   const Config& config, const RunOptions& options) {
   check_ranks(config, membership.ranks);
   RunOptions own = options;
   if (!options.device.is_cpu()) {
@@ -284,18 +282,62 @@ RunResult run_joined(const Membership& membership, const Node& node, const Confi
       throw UsageError(
           "LOCAL_RANK is not set, which says whose GPU is whose; torchrun sets it, under srun: "
           "LOCAL_RANK=$SLURM_LOCALID");
-    if (membership.on_loopback()) keep_nccl_on_loopback();
-    load_nccl();
-    own.device = gpu_of_rank(*membership.local_rank, count_gpus());
+    if (membership.on_loopback()) cluster::keep_nccl_on_loopback();
+    cluster::load_nccl();
+    own.device = cluster::gpu_of_rank(*membership.local_rank, cluster::count_gpus());
   }
-  JoinedRank rank(membership, node, config, own, folder);
-  return rank.run();
+  return JoinedRank(membership, node, config, own, host, launched).run();
 }
 
-void add_rank_file(RunResult& result, const std::filesystem::path& path, int rank) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  JoinedRank::add_published(result, parse_json_text(text, path.string()), rank);
+}  // namespace
+
+RunResult run_joined(const cluster::Membership& membership, const Node& node, const Config& config,
+                     const RunOptions& options) {
+  return run_rank(membership, host_name(), false, node, config, options);
+}
+
+RunResult run_launched(const cluster::Membership& membership, const std::string& host, const Node& node,
+                       const Config& config, const RunOptions& options) {
+  return run_rank(membership, host, true, node, config, options);
+}
+
+Node launched_request(const cluster::Membership& m) {
+  const auto store = cluster::open_store(m, kGraceSeconds);
+  const Json request = parse_json_text(store->get_to_str("request"), "the launcher's request");
+  const Json mine = numeric::versions(), &theirs = request.at("program");
+  for (const char* part : {"version", "commit"})
+    if (theirs.at(part) != mine.at(part))
+      throw UsageError(
+          fmt::format("this machine has faultline {} ({}), and the launcher {} ({}); install one version "
+                      "everywhere",
+                      mine.at("version").get<std::string>(), mine.at("commit").get<std::string>(),
+                      theirs.at("version").get<std::string>(), theirs.at("commit").get<std::string>()));
+  if (request.at("ranks") != m.ranks)
+    throw UsageError(fmt::format("the launcher asked for {} ranks, and the job that it started has {}",
+                                 request.at("ranks").get<int>(), m.ranks));
+  if (store->add(fmt::format("joined/{}", m.rank), 1) != 1)
+    throw UsageError(fmt::format("two processes are rank {}", m.rank));
+  return from_json(request);
+}
+
+void refuse_launch(const cluster::Membership& m, const std::string& host, const std::string& sentence) {
+  Standing standing;
+  standing.state = Standing::State::kFailed;
+  RankEvidence evidence;
+  evidence.rank = m.rank;
+  const Json json = published(evidence, standing, host, RankFailure{m.rank, {m.rank}, false, sentence});
+  try {
+    const auto store = cluster::open_store(m, kGraceSeconds);
+    if (!store->check({evidence_key(m.rank)})) store->set(evidence_key(m.rank), to_json_text(json));
+  } catch (const std::exception&) {  // no launcher, nobody to tell
+  }
+}
+
+bool add_published_evidence(RunResult& result, c10d::Store& store, int rank) {
+  const std::string key = evidence_key(rank);
+  if (!store.check({key})) return false;
+  add_published(result, parse_json_text(store.get_to_str(key), key), rank);
+  return true;
 }
 
 }  // namespace faultline::race

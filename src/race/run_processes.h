@@ -1,13 +1,13 @@
-// Ranks as processes, over Gloo on a CPU and over NCCL on GPUs: started here (run_processes), or by torchrun, srun or
-// our own launcher, each of which calls run_joined with the usual variables RANK, WORLD_SIZE, MASTER_ADDR and
-// MASTER_PORT. Every rank publishes where it is; who stops publishing is dead or stopped, who stops moving is stuck,
-// and either is named.
+// Ranks as processes, over Gloo on a CPU and over NCCL on GPUs. Started here, by this program itself or by a launcher
+// that it runs (run_processes): they meet at a store that this process serves, get the request from it and leave their
+// evidence in it. Or by torchrun or srun, with the usual variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+// (run_joined): then rank 0 merges. Every rank publishes where it is; who stops publishing is dead or stopped, who
+// stops moving is stuck, and either is named.
 #pragma once
 
-#include <filesystem>
-#include <optional>
 #include <string>
 
+#include "cluster/membership.h"
 #include "race/run.h"
 
 namespace c10d {
@@ -16,34 +16,23 @@ class Store;
 
 namespace faultline::race {
 
-struct Membership {
-  int rank = 0;
-  int ranks = 1;
-  int local_ranks = 1;            // that share this machine's cores; unknown: all
-  std::optional<int> local_rank;  // among them; also the rank's GPU
-  std::string address;
-  uint16_t port = 0;
-  bool agent_store = false;  // somebody else serves the store: torchrun's agent, or our launcher
-  std::string generation;    // of torchrun's restarts
+// This process' rank, and on rank 0 the merged result of all.
+RunResult run_joined(const cluster::Membership& membership, const Node& node, const Config& config,
+                     const RunOptions& options);
 
-  bool on_loopback() const { return address == "localhost" || address == "::1" || address.starts_with("127."); }
-};
-
-// From the environment; nullopt where RANK is not set. UsageError where the variables contradict each other.
-std::optional<Membership> membership_from_environment();
-
-// Where the ranks of a job find each other; seconds: how long to wait for them.
-c10::intrusive_ptr<c10d::Store> open_store(const Membership& membership, double timeout);
-
-// This process' rank. Leaves its evidence in `folder` where one is given; rank 0 merges what all ranks published.
-RunResult run_joined(const Membership& membership, const Node& node, const Config& config, const RunOptions& options,
-                     const std::filesystem::path& folder);
-
-void add_rank_file(RunResult& result, const std::filesystem::path& path, int rank);  // what run_joined left there
+// A rank that run_processes has started, on the machine that the launcher calls `host`: what to do, and doing it.
+// UsageError: another version of this program has asked, for another number of ranks, or two processes are this rank.
+Node launched_request(const cluster::Membership& membership);
+RunResult run_launched(const cluster::Membership& membership, const std::string& host, const Node& node,
+                       const Config& config, const RunOptions& options);
+void refuse_launch(const cluster::Membership& membership, const std::string& host, const std::string& sentence);
 
 RunResult run_processes(const Node& node, const Config& config, const RunOptions& options);
 
-void check_transport(const std::string& transport, at::Device device);  // UsageError
+// What a rank has left in the store; false: nothing yet.
+bool add_published_evidence(RunResult& result, c10d::Store& store, int rank);
+
+void check_transport(const std::string& transport, at::Device device);             // UsageError
 // What the command line asked for: joined where the environment says so, else threads, gloo or nccl.
 RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options);
 

@@ -190,9 +190,9 @@ TEST(Run, ADesynchronisedRankIsNamed) {
 }
 
 // Makes a rank late everywhere in an iteration, so that all others begin to wait before it and give up before it.
-class Dawdler : public Hook {
+class SlowRank : public Hook {
  public:
-  Dawdler(int rank, int64_t iteration) : rank_(rank), iteration_(iteration) {}
+  SlowRank(int rank, int64_t iteration) : rank_(rank), iteration_(iteration) {}
   void visit(const Site& site, const at::Tensor&, const StaleContent&) override {
     if (site.rank == rank_ && site.iteration == iteration_) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -208,10 +208,10 @@ TEST(Run, ADesynchronisedRankIsNamedWhoeverGivesUpFirst) {
                                   std::string("mode: default, alltoall_tensor_size: 600, allreduce_tensor_size: 100")})
     for (const int ranks : {2, 3})
       for (const int slow : {0, 1}) {
-        Dawdler dawdler(slow, 1);
+        SlowRank slow_rank(slow, 1);
         RunOptions options;
         options.ranks = ranks;
-        options.hooks = {&dawdler};
+        options.hooks = {&slow_rank};
         const std::string skip = ", timeout_seconds: 1, inject: {kind: skip, layer: 0, rank: 1, iteration: 1}}";
         const RunResult result =
             run_threads(parse_config(parse_yaml(std::string("{") + kSmall + ", " + mode + skip, "test")), options);

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "race/config.h"
-#include "record/json_text.h"
 
 namespace faultline::race {
 

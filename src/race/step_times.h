@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
 namespace faultline::race {
 

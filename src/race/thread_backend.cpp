@@ -36,7 +36,7 @@ struct Call {
 // The groups' collectives, in the order of calls.
 using Sequence = std::pair<int, uint64_t>;
 
-struct Meeting {
+struct Rendezvous {
   std::vector<std::optional<Call>> calls;
   int arrived = 0, finished = 0, left = 0;
 };
@@ -62,12 +62,12 @@ struct ThreadWorld::State {
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t moves = 0;  // arrivals and partings
-  std::map<Sequence, Meeting> meetings;
+  std::map<Sequence, Rendezvous> meetings;
   std::map<int, std::string> gone;
   std::optional<CollectiveFailure> failure;
 
-  Meeting& meeting(Sequence sequence) {
-    Meeting& found = meetings[sequence];
+  Rendezvous& meeting(Sequence sequence) {
+    Rendezvous& found = meetings[sequence];
     found.calls.resize(static_cast<size_t>(ranks));
     return found;
   }
@@ -82,7 +82,7 @@ struct ThreadWorld::State {
   }
 
   // The ranks whose call is not what most others called; nobody where no call has a majority.
-  void check_signatures(Sequence sequence, const Meeting& meeting) {
+  void check_signatures(Sequence sequence, const Rendezvous& meeting) {
     std::map<std::string, std::vector<int>> by_signature;
     for (int rank = 0; rank < ranks; ++rank)
       by_signature[meeting.calls[static_cast<size_t>(rank)]->signature()].push_back(rank);
@@ -123,7 +123,7 @@ struct ThreadWorld::State {
   std::vector<Call> meet(int rank, Sequence sequence, const Call& call) {
     std::unique_lock<std::mutex> lock(mutex);
     if (failure) throw CollectiveFailure(*failure);
-    Meeting& found = meeting(sequence);
+    Rendezvous& found = meeting(sequence);
     found.calls[static_cast<size_t>(rank)] = call;
     ++found.arrived, ++moves;
     if (found.arrived == ranks) changed.notify_all();
@@ -144,7 +144,7 @@ struct ThreadWorld::State {
   // All ranks have taken their data; returns the events after which inputs may be overwritten.
   std::vector<std::shared_ptr<c10::Event>> part(int rank, Sequence sequence, std::shared_ptr<c10::Event> taken) {
     std::unique_lock<std::mutex> lock(mutex);
-    Meeting& found = meeting(sequence);
+    Rendezvous& found = meeting(sequence);
     found.calls[static_cast<size_t>(rank)]->taken = std::move(taken);
     found.calls[static_cast<size_t>(rank)]->parted = true;
     ++found.finished, ++moves;

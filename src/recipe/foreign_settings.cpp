@@ -4,7 +4,19 @@
 
 #include <algorithm>
 
-namespace faultline {
+namespace faultline::recipe {
+
+namespace {
+
+// 1 in a variable and true in a file say the same.
+bool say_the_same(const Node& one, const Node& other) {
+  const auto as_integer = [](const Node& node) -> Node {
+    return node.is_boolean() ? Node(std::int64_t{node.as_bool()}) : node;
+  };
+  return one == other || ((one.is_boolean() || other.is_boolean()) && as_integer(one) == as_integer(other));
+}
+
+}  // namespace
 
 Settings::Settings(const std::vector<ForeignSetting>& settings, std::vector<std::string>& left) {
   for (const ForeignSetting& setting : settings) {
@@ -14,7 +26,7 @@ Settings::Settings(const std::vector<ForeignSetting>& settings, std::vector<std:
       continue;
     }
     const auto [found, is_new] = by_slot_.try_emplace(std::string(key->slot), setting);
-    if (!is_new && !(found->second.value == setting.value))
+    if (!is_new && !say_the_same(found->second.value, setting.value))
       throw UsageError(fmt::format("{} is {} and {} is {}: which one is meant?", found->second.key,
                                    describe(found->second.value), setting.key, describe(setting.value)));
   }
@@ -43,7 +55,13 @@ bool Settings::boolean(const ForeignSetting& setting) {
   const Node& value = setting.value;
   if (value.is_boolean()) return value.as_bool();
   if (value.is_integer() && (value.as_integer() == 0 || value.as_integer() == 1)) return value.as_integer() == 1;
+  if (value.is_string() && (value.as_string() == "yes" || value.as_string() == "no")) return value.as_string() == "yes";
   throw wrong(setting, "true or false");
+}
+
+bool Settings::flag(const std::string& slot) const {
+  const ForeignSetting* setting = find(slot);
+  return setting != nullptr && boolean(*setting);
 }
 
 double Settings::number(const std::string& slot, double otherwise) const {
@@ -87,4 +105,4 @@ Node Settings::layers(const std::string& slot) const {
   return setting == nullptr || (setting->value.is_list() && setting->value.size() == 0) ? Node("all") : setting->value;
 }
 
-}  // namespace faultline
+}  // namespace faultline::recipe

@@ -9,7 +9,7 @@
 
 #include "recipe/foreign_keys.h"
 
-namespace faultline {
+namespace faultline::recipe {
 
 class Settings {
  public:
@@ -21,6 +21,7 @@ class Settings {
   // A part is on where it says so, or where it has settings and does not say that it is off.
   bool is_on(const std::string& part) const;
 
+  bool flag(const std::string& slot) const;  // false where it is not given
   double number(const std::string& slot, double otherwise) const;
   std::string word(const std::string& slot, const std::string& otherwise) const;
   std::vector<std::string> words(const std::string& slot, std::vector<std::string> otherwise) const;
@@ -33,4 +34,4 @@ class Settings {
   std::map<std::string, ForeignSetting> by_slot_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::recipe

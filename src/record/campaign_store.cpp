@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr int64_t kApplicationId = 0x464C5431;  // "FLT1": tells our file from any other SQLite database
@@ -41,9 +41,13 @@ constexpr std::string_view kSelect =
 
 // Nothing is in it yet. RuntimeFailure: it is not ours.
 bool is_new(Database& database) {
-  const int64_t version = database.integer("PRAGMA user_version");
-  const int64_t application = database.integer("PRAGMA application_id");
-  if (version == 0 && application == 0 && database.integer("SELECT count(*) FROM sqlite_schema") == 0) return true;
+  // One statement sees one state of the file: between two, another process may have made it a store.
+  Statement state(database,
+                  "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_schema) "
+                  "FROM pragma_user_version, pragma_application_id");
+  (void)state.step();
+  const int64_t version = state.integer(0), application = state.integer(1), tables = state.integer(2);
+  if (version == 0 && application == 0 && tables == 0) return true;
   if (application != kApplicationId || version < 1)
     throw RuntimeFailure(
         fmt::format("{}: a database, but not a campaign of faultline; choose another file", database.path()));
@@ -211,4 +215,4 @@ std::vector<Trial> CampaignStore::trials(const std::string& cell) {
   return found;
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "record/json_text.h"
+#include "base/json.h"
 #include "record/sqlite.h"
 
-namespace faultline {
+namespace faultline::record {
 
 constexpr int kCampaignVersion = 1;
 
@@ -71,4 +71,4 @@ std::string_view to_string(TrialStatus status);
 std::string earlier_attempt(std::string_view cell, int64_t number);  // "earlier-1:e5"
 std::string_view attempted_cell(std::string_view cell);              // "e5", of that and of "e5"
 
-}  // namespace faultline
+}  // namespace faultline::record

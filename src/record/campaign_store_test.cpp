@@ -9,12 +9,12 @@
 #include <random>
 #include <set>
 
+#include "base/child_process.h"
 #include "base/error.h"
-#include "record/child_process.h"
-#include "record/file_descriptor.h"
-#include "record/temporary_directory.h"
+#include "base/files/file.h"
+#include "base/files/temporary_folder.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace campaign_store_test {
 
 Trial some_trial(const std::string& cell, int64_t index) {
@@ -53,7 +53,7 @@ void put(const std::filesystem::path& path, std::string_view bytes) {
 }
 
 TEST(CampaignStore, ReadsBackEveryFieldOfATrial) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   CampaignStore store(directory.path() / "campaign.sqlite");
   const Trial written = some_trial("fsdp 'quoted'; DROP TABLE trial", 3);
   EXPECT_TRUE(store.insert(written));
@@ -69,7 +69,7 @@ TEST(CampaignStore, ReadsBackEveryFieldOfATrial) {
 }
 
 TEST(CampaignStore, KeepsTheFirstOfTwoEqualTrials) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   CampaignStore store(directory.path() / "campaign.sqlite");
   EXPECT_TRUE(store.insert(some_trial("a", 0)));
   Trial again = some_trial("a", 0);
@@ -81,7 +81,7 @@ TEST(CampaignStore, KeepsTheFirstOfTwoEqualTrials) {
 }
 
 TEST(CampaignStore, SetsErrorsAsideAsOftenAsTheyComeAndNothingElse) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   CampaignStore store(directory.path() / "campaign.sqlite");
   Trial error = some_trial("e5", 1);
   error.status = TrialStatus::kError;
@@ -102,7 +102,7 @@ TEST(CampaignStore, SetsErrorsAsideAsOftenAsTheyComeAndNothingElse) {
 }
 
 TEST(CampaignStore, KnowsWhatIsLeftWithCellsInterleaved) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   {
     CampaignStore store(path);
@@ -121,7 +121,7 @@ TEST(CampaignStore, KnowsWhatIsLeftWithCellsInterleaved) {
 }
 
 TEST(CampaignStore, LosesNothingAndDoublesNothingUnderKills) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   const std::vector<std::string> cells = {"a", "b", "c"};
   std::mt19937 random(11);
@@ -150,7 +150,7 @@ TEST(CampaignStore, LosesNothingAndDoublesNothingUnderKills) {
 }
 
 TEST(CampaignStore, LetsTwoProcessesShareTheWork) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   const auto work = [&](const ChildProcess::Report& report) {
     CampaignStore store(path);
@@ -167,7 +167,7 @@ TEST(CampaignStore, LetsTwoProcessesShareTheWork) {
 }
 
 TEST(CampaignStore, RefusesALaterVersionAndOtherDatabases) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   {
     CampaignStore store(path);
@@ -189,7 +189,7 @@ std::map<std::string, std::string> files_in(const std::filesystem::path& folder)
 }
 
 TEST(CampaignStore, ChangesNothingInADatabaseThatIsNotItsOwn) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto other = directory.path() / "cookies.sqlite";
   Database(other).execute("CREATE TABLE mine(x); INSERT INTO mine VALUES (1);");
   const auto before = files_in(directory.path());
@@ -200,7 +200,7 @@ TEST(CampaignStore, ChangesNothingInADatabaseThatIsNotItsOwn) {
 }
 
 TEST(CampaignStore, IsReadWithoutATrace) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "50% of? #1.sqlite";
   ASSERT_TRUE(CampaignStore(path).insert(some_trial("a", 0)));
   const auto before = files_in(directory.path());
@@ -215,7 +215,7 @@ TEST(CampaignStore, IsReadWithoutATrace) {
 }
 
 TEST(CampaignStore, IsReadWhileItIsWritten) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   CampaignStore writer(path);
   ASSERT_TRUE(writer.insert(some_trial("a", 0)));
@@ -226,7 +226,7 @@ TEST(CampaignStore, IsReadWhileItIsWritten) {
 }
 
 TEST(CampaignStore, SaysThatItWasWrittenToWhileItWasRead) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   ASSERT_TRUE(CampaignStore(path).insert(some_trial("a", 0)));
   CampaignStore reader(path, StoreUse::kRead);
@@ -235,7 +235,7 @@ TEST(CampaignStore, SaysThatItWasWrittenToWhileItWasRead) {
 }
 
 TEST(CampaignStore, RefusesAVerdictWithoutEvidence) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   CampaignStore store(path);
   EXPECT_TRUE(store.insert(some_trial("a", 0)));
@@ -246,7 +246,7 @@ TEST(CampaignStore, RefusesAVerdictWithoutEvidence) {
 TEST(CampaignStore, RefusesRowsThatWereEditedIntoNonsense) {
   for (const char* edit : {"UPDATE trial SET outcome = '{'", "UPDATE evidence SET body = x'00ff'",
                            "UPDATE trial SET seed = '-1'", "UPDATE trial SET seed = '99999999999999999999'"}) {
-    const TemporaryDirectory directory;
+    const TemporaryFolder directory;
     const auto path = directory.path() / "campaign.sqlite";
     CampaignStore store(path);
     EXPECT_TRUE(store.insert(some_trial("a", 0)));
@@ -257,7 +257,7 @@ TEST(CampaignStore, RefusesRowsThatWereEditedIntoNonsense) {
 }
 
 TEST(CampaignStore, FindsADamagedPageWhenOpenedNotWhenReached) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   const std::string whole = stored_bytes(path);
   constexpr size_t kPageBytes = 4096;
@@ -271,7 +271,7 @@ TEST(CampaignStore, FindsADamagedPageWhenOpenedNotWhenReached) {
 }
 
 TEST(CampaignStore, AnswersADamagedFileWithASentence) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "campaign.sqlite";
   const std::string whole = stored_bytes(path);
   std::mt19937 random(2);
@@ -301,4 +301,4 @@ TEST(CampaignStore, AnswersADamagedFileWithASentence) {
 }
 
 }  // namespace campaign_store_test
-}  // namespace faultline
+}  // namespace faultline::record

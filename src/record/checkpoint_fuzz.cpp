@@ -7,12 +7,12 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/files/safetensors_header.h"
 #include "base/fuzz_target.h"
 #include "record/checkpoint_state.h"
 #include "record/document.h"
-#include "record/safetensors_header.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 void require(bool condition) {
@@ -51,10 +51,11 @@ void check_tensors(std::string_view file) {
 }
 
 }  // namespace
-}  // namespace faultline
+}  // namespace faultline::record
 
 FAULTLINE_FUZZ_TARGET(checkpoint_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
+  using namespace faultline::record;
   if (size == 0) return 0;
   const std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "record/document.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr const char* kKind = "train_state";
@@ -73,4 +73,4 @@ CheckpointState parse_checkpoint_state(std::string_view text, const std::string&
   return from_document(parse_document(text, kKind, origin), origin);
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

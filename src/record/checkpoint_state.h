@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::record {
 
 struct CheckpointState {
   uint64_t stage = 0;
@@ -32,4 +32,4 @@ void write_checkpoint_state(const std::filesystem::path& path, const CheckpointS
 CheckpointState read_checkpoint_state(const std::filesystem::path& path);
 CheckpointState parse_checkpoint_state(std::string_view text, const std::string& origin);
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr std::size_t kMostText = 120;
@@ -82,4 +82,4 @@ void compare(const std::string& name, const Json& was, const Json& is, const Com
   Comparer(options, result).visit(name, was, is);
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::record {
 
 struct ComparisonOptions {
   double tolerance = 0;                // relative, of numbers
@@ -38,4 +38,4 @@ struct RecordComparison {
 void compare(const std::string& name, const Json& was, const Json& is, const ComparisonOptions& options,
              RecordComparison& result);
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace faultline {
+namespace faultline::record {
 namespace comparison_test {
 
 RecordComparison compared(const Json& was, const Json& is, const ComparisonOptions& options = {}) {
@@ -66,4 +66,4 @@ TEST(RecordComparison, CountsMoreThanItKeeps) {
 }
 
 }  // namespace comparison_test
-}  // namespace faultline
+}  // namespace faultline::record

@@ -1,11 +1,11 @@
 // The vectors of RFC 3720, appendix B.4.
-#include "record/crc32c.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
-namespace faultline {
+#include "record/jsonl.h"
+
+namespace faultline::record {
 namespace crc32c_test {
 
 TEST(Crc32c, AgreesWithThePublishedVectors) {
@@ -16,4 +16,4 @@ TEST(Crc32c, AgreesWithThePublishedVectors) {
 }
 
 }  // namespace crc32c_test
-}  // namespace faultline
+}  // namespace faultline::record

@@ -11,9 +11,9 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "record/host_name.h"
+#include "base/machine.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr size_t kMaxHolderBytes = 512;
@@ -54,4 +54,4 @@ DirectoryLock::~DirectoryLock() {
   if (file_.is_open() && owner_ == ::getpid()) ::flock(file_.get(), LOCK_UN);
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

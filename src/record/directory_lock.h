@@ -7,9 +7,9 @@
 
 #include <filesystem>
 
-#include "record/file_descriptor.h"
+#include "base/files/file.h"
 
-namespace faultline {
+namespace faultline::record {
 
 class DirectoryLock {
  public:
@@ -23,4 +23,4 @@ class DirectoryLock {
   pid_t owner_;  // a forked child shares the lock and must not release it
 };
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -4,11 +4,10 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/files/file.h"
 #include "base/text.h"
-#include "record/atomic_file.h"
-#include "record/file_descriptor.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr size_t kMaxDocumentBytes = size_t{1} << 28;
@@ -61,4 +60,4 @@ Json parse_document(std::string_view text, const std::string& kind, const std::s
   return document;
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::record {
 
 constexpr int kDocumentVersion = 1;
 
@@ -23,4 +23,4 @@ Json parse_document(std::string_view text, const std::string& kind, const std::s
 // 16 hexadecimal digits of the canonical text; equal values have equal hashes, whatever the order of their keys.
 std::string json_hash(const Json& value);
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -6,7 +6,7 @@
 
 extern "C" char** environ;
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr std::array<std::string_view, 4> kSecrets = {"token", "key", "secret", "password"};
@@ -84,6 +84,21 @@ std::map<std::string, std::string> inherited_environment() {
   return inherited;
 }
 
+std::map<std::string, std::string> forwarded_environment() {
+  std::map<std::string, std::string> forwarded;
+  for_each_variable([&](const std::string& name, std::string_view value) {
+    if (is_recorded_variable(name) && !names_a_secret(name) && !name.ends_with("_VISIBLE_DEVICES"))
+      forwarded[name] = value;
+  });
+  return forwarded;
+}
+
+std::map<std::string, std::string> whole_environment() {
+  std::map<std::string, std::string> whole;
+  for_each_variable([&](const std::string& name, std::string_view value) { whole[name] = value; });
+  return whole;
+}
+
 ChildEnvironment::ChildEnvironment(const std::map<std::string, std::string>& variables) {
   for (const auto& [name, value] : variables) words_.push_back(name + '=' + value);
   for (std::string& word : words_) pointers_.push_back(word.data());
@@ -121,4 +136,4 @@ Json recorded_words(const std::vector<std::string>& words) {
   return recorded;
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

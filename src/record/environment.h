@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::record {
 
 constexpr const char* kRedacted = "(redacted)";
 
@@ -26,6 +26,11 @@ bool is_recorded_variable(std::string_view variable);
 
 // What a trial, a rank or a worker inherits: PATH, HOME, … and the recorded variables; never one that names a secret.
 std::map<std::string, std::string> inherited_environment();
+
+// What a launcher takes to other machines: the recorded variables, but for secrets and for which GPUs are visible here.
+std::map<std::string, std::string> forwarded_environment();
+
+std::map<std::string, std::string> whole_environment();
 
 // Variables as execve wants them. Made before the fork: a child of a process with threads must not allocate.
 class ChildEnvironment {
@@ -49,4 +54,4 @@ Json recorded_environment();
 // Words as typed: the value of `…token=VALUE`, `--token=VALUE` and `--token VALUE` is replaced.
 Json recorded_words(const std::vector<std::string>& words);
 
-}  // namespace faultline
+}  // namespace faultline::record

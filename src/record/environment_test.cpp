@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-namespace faultline {
+namespace faultline::record {
 namespace environment_test {
 
 TEST(Environment, KnowsTheNamesOfSecrets) {
@@ -59,4 +59,4 @@ TEST(Environment, TakesSecretsOutOfTheCommandLine) {
 }
 
 }  // namespace environment_test
-}  // namespace faultline
+}  // namespace faultline::record

@@ -11,12 +11,12 @@
 #include <csignal>
 #include <random>
 
+#include "base/child_process.h"
 #include "base/error.h"
-#include "record/atomic_file.h"
+#include "base/files/file.h"
+#include "base/files/temporary_folder.h"
 #include "record/campaign_store.h"
-#include "record/child_process.h"
 #include "record/run_directory.h"
-#include "record/temporary_directory.h"
 #include "record/tensorboard.h"
 
 namespace {
@@ -78,7 +78,7 @@ int ftruncate(int descriptor, off_t size) noexcept {
 }
 }
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr size_t kMaxBytes = 1 << 24;
@@ -106,7 +106,7 @@ Trial some_trial(int64_t index) {
 
 TEST(FailingDisk, LeavesTheOldFileWhereverTheNewOneStops) {
   const HealthyAfterwards guard;
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "a";
   write_file_atomically(path, "old content");
   for (int64_t bytes = 0; bytes < 8; ++bytes) {
@@ -124,7 +124,7 @@ TEST(FailingDisk, LeavesTheOldFileWhereverTheNewOneStops) {
 
 TEST(FailingDisk, IsNotFooledByShortAndInterruptedWrites) {
   const HealthyAfterwards guard;
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   disk = Disk{.largest = 3, .interrupts = true};
   write_file_atomically(directory.path() / "a", "a longer content");
   EXPECT_EQ(read_file(directory.path() / "a", kMaxBytes), "a longer content");
@@ -140,7 +140,7 @@ TEST(FailingDisk, NeverGluesAnEventToHalfOfAnother) {
   const auto length = static_cast<int64_t>(event_line(1, event).size());
   for (const bool truncate_fails : {false, true}) {
     for (int64_t bytes = 0; bytes < length; ++bytes) {
-      const TemporaryDirectory directory;
+      const TemporaryFolder directory;
       const auto path = directory.path() / "events.jsonl";
       EventWriter writer(path);
       writer.append({{"k", 0}});
@@ -164,7 +164,7 @@ TEST(FailingDisk, NeverGluesAnEventToHalfOfAnother) {
 
 TEST(FailingDisk, DoesNotReportAnEventWhoseSyncFailed) {
   const HealthyAfterwards guard;
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "events.jsonl";
   EventWriter writer(path);
   writer.append({{"k", 0}});
@@ -179,7 +179,7 @@ TEST(FailingDisk, DoesNotReportAnEventWhoseSyncFailed) {
 
 TEST(FailingDisk, RefusesToStartARunAndLeavesNothingVisible) {
   const HealthyAfterwards guard;
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   for (const int64_t bytes : {0, 10, 100, 300}) {
     disk.bytes_left = bytes;
     EXPECT_NE(refusal_of([&] { RunDirectory::create(directory.path(), some_manifest()); }), "accepted");
@@ -189,7 +189,7 @@ TEST(FailingDisk, RefusesToStartARunAndLeavesNothingVisible) {
 
 TEST(FailingDisk, KeepsTheOldSummaryWhenTheNewOneDoesNotFit) {
   const HealthyAfterwards guard;
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const RunDirectory run = RunDirectory::create(directory.path(), some_manifest());
   run.write_summary({.step_reached = 1, .steps_planned = 9});
   disk.bytes_left = 50;
@@ -199,7 +199,7 @@ TEST(FailingDisk, KeepsTheOldSummaryWhenTheNewOneDoesNotFit) {
 
 TEST(FailingDisk, KeepsTensorboardRecordsWhole) {
   const HealthyAfterwards guard;
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   TensorboardWriter writer(directory.path());
   const auto before = std::filesystem::file_size(writer.path());
   writer.scalar("loss", 1.0f, 1);
@@ -213,7 +213,7 @@ TEST(FailingDisk, KeepsTensorboardRecordsWhole) {
 
 TEST(FailingDisk, CommitsATrialWholeOrNotAtAll) {
   const HealthyAfterwards guard;
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   CampaignStore store(directory.path() / "campaign.sqlite");
   ASSERT_TRUE(store.insert(some_trial(0)));
   int refused = 0;
@@ -234,7 +234,7 @@ TEST(FailingDisk, CommitsATrialWholeOrNotAtAll) {
 }
 
 TEST(FailingDisk, RecoversFromAKillInTheMiddleOfAWrite) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "events.jsonl";
   std::mt19937 random(3);
   uint64_t reported = 0;
@@ -268,4 +268,4 @@ TEST(FailingDisk, ReportsTheRealFullDevice) {
 }
 
 }  // namespace
-}  // namespace faultline
+}  // namespace faultline::record

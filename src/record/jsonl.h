@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "record/append_file.h"
-#include "record/json_text.h"
+#include "base/files/file.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::record {
 
 constexpr int kEventVersion = 1;
 constexpr size_t kMaxEventBytes = size_t{1} << 26;  // of one line; more is a mistake, not an event
@@ -82,4 +82,9 @@ class EventWriter {
 // One line, newline included (also for tests and the fuzzer).
 std::string event_line(uint64_t n, const Json& event);
 
-}  // namespace faultline
+// CRC-32C (Castagnoli), the one checksum of our records: it guards the lines of events.jsonl and the TFRecord framing
+// that TensorBoard reads. A table of 256 entries is enough: records are kilobytes per step.
+
+uint32_t crc32c(std::string_view bytes);
+
+}  // namespace faultline::record

@@ -14,14 +14,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/fuzz_folder.h"
 #include "base/fuzz_target.h"
-#include "record/crc32c.h"
 #include "record/document.h"
 #include "record/jsonl.h"
 #include "record/run_directory.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 struct Scan {
@@ -112,10 +110,11 @@ void check_run(std::string_view text) {
 }
 
 }  // namespace
-}  // namespace faultline
+}  // namespace faultline::record
 
 FAULTLINE_FUZZ_TARGET(jsonl_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
+  using namespace faultline::record;
   if (size == 0) return 0;
   const std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {

@@ -6,12 +6,11 @@
 #include <fstream>
 #include <random>
 
+#include "base/child_process.h"
 #include "base/error.h"
-#include "record/child_process.h"
-#include "record/crc32c.h"
-#include "record/temporary_directory.h"
+#include "base/files/temporary_folder.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace jsonl_test {
 
 std::string small_log() {
@@ -40,7 +39,7 @@ std::string refusal_of(std::string_view bytes) {
 void put(const std::filesystem::path& path, std::string_view bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 TEST(EventLog, ReadsBackWhatWasAppended) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "events.jsonl";
   {
     EventWriter writer(path);
@@ -60,7 +59,7 @@ TEST(EventLog, HasAStableForm) {
 }
 
 TEST(EventLog, ContinuesTheNumbersOfAnExistingFile) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "events.jsonl";
   for (int k = 0; k < 3; ++k) {
     EventWriter writer(path);
@@ -78,7 +77,7 @@ TEST(EventLog, AcceptsAnEmptyFile) {
 }
 
 TEST(EventLog, RecoversFromTruncationAtEveryByte) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "events.jsonl";
   const std::string log = small_log();
   const std::vector<Json> all = events_of(log);
@@ -186,7 +185,7 @@ TEST(EventLog, RefusesReservedKeysAsOurOwnMistake) {
 }
 
 TEST(EventLog, RewindsToTheLinesACheckpointKnew) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "events.jsonl";
   EventWriter writer(path);
   for (int k = 0; k < 10; ++k) writer.append({{"k", k}});
@@ -203,7 +202,7 @@ TEST(EventLog, RewindsToTheLinesACheckpointKnew) {
 }
 
 TEST(EventLog, HoldsAllThatWasReportedWhenKilledAtRandomMoments) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto path = directory.path() / "events.jsonl";
   std::mt19937 random(7);
   uint64_t reported = 0;
@@ -228,4 +227,4 @@ TEST(EventLog, HoldsAllThatWasReportedWhenKilledAtRandomMoments) {
 }
 
 }  // namespace jsonl_test
-}  // namespace faultline
+}  // namespace faultline::record

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "record/document.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 const Json& field(const Json& document, const char* name, Json::value_t type, const std::filesystem::path& path) {
@@ -87,4 +87,4 @@ Json host_description() {
           {"cores", std::thread::hardware_concurrency()}};
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

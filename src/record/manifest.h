@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <string>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
-namespace faultline {
+namespace faultline::record {
 
 struct Manifest {
   std::string recipe_name;           // the recipe's file name without its ending
@@ -33,4 +33,4 @@ void require_same_recipe(const Manifest& manifest, const Json& recipe, const std
 // Name, system and number of cores of this machine.
 Json host_description();
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -12,10 +12,10 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "record/atomic_file.h"
+#include "base/files/file.h"
 #include "record/document.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 constexpr size_t kMaxNameBytes = 80;
@@ -164,4 +164,4 @@ RunRecord read_run(const std::filesystem::path& directory) {
   return record;
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "record/clock.h"
+#include "base/machine.h"
 #include "record/directory_lock.h"
 #include "record/jsonl.h"
 #include "record/manifest.h"
 
-namespace faultline {
+namespace faultline::record {
 
 // How far a run came. `step_evaluated` is the step that the reported numbers belong to: a table must not show an
 // earlier evaluation as the final one.
@@ -65,4 +65,4 @@ RunRecord read_run(const std::filesystem::path& directory);
 // Letters, digits, '_', '-' and inner dots; never empty, hidden, a path, or longer than 80 bytes.
 std::string sanitized_run_name(const std::string& name);
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -7,13 +7,13 @@
 #include <random>
 #include <set>
 
+#include "base/child_process.h"
 #include "base/error.h"
-#include "record/atomic_file.h"
-#include "record/child_process.h"
+#include "base/files/file.h"
+#include "base/files/temporary_folder.h"
 #include "record/document.h"
-#include "record/temporary_directory.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace run_directory_test {
 
 const Clock kNoon = [] { return 1767225599.5; };  // 2025-12-31T23:59:59.5Z
@@ -50,7 +50,7 @@ std::vector<std::filesystem::path> visible(const std::filesystem::path& root) {
 }
 
 TEST(RunDirectory, IsNamedByRecipeTimeAndHashAndHoldsItsManifest) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const RunDirectory run = RunDirectory::create(root.path() / "runs", some_manifest(), kNoon);
   EXPECT_EQ(run.path().filename(), "e5-20251231T235959Z-" + some_manifest().hash().substr(0, 8));
   const Manifest read = read_run(run.path()).manifest;
@@ -65,7 +65,7 @@ TEST(RunDirectory, IsNamedByRecipeTimeAndHashAndHoldsItsManifest) {
 }
 
 TEST(RunDirectory, NeverReusesAName) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const RunDirectory first = RunDirectory::create(root.path(), some_manifest(), kNoon);
   const RunDirectory second = RunDirectory::create(root.path(), some_manifest(), kNoon);
   EXPECT_EQ(second.path().string(), first.path().string() + "-2");
@@ -75,7 +75,7 @@ TEST(RunDirectory, NeverReusesAName) {
 }
 
 TEST(RunDirectory, GivesParallelProcessesADirectoryEach) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   std::vector<std::unique_ptr<ChildProcess>> children;
   for (int i = 0; i < 10; ++i) {
     children.push_back(std::make_unique<ChildProcess>([&](const ChildProcess::Report&) {
@@ -102,7 +102,7 @@ TEST(RunDirectory, CannotBeLedOutOfItsRootByAName) {
   EXPECT_EQ(sanitized_run_name(std::string("a\0/b\nc", 6)), "a__b_c");
   EXPECT_EQ(sanitized_run_name("e5.b-2"), "e5.b-2");
   EXPECT_EQ(sanitized_run_name(std::string(500, 'x')).size(), 80u);
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   Manifest manifest = some_manifest();
   manifest.recipe_name = "../outside";
   const RunDirectory run = RunDirectory::create(root.path() / "runs", manifest, kNoon);
@@ -110,7 +110,7 @@ TEST(RunDirectory, CannotBeLedOutOfItsRootByAName) {
 }
 
 TEST(RunDirectory, RefusesASecondHandleAndNamesTheHolder) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   std::filesystem::path path;
   const std::string holder = "process " + std::to_string(::getpid()) + " on ";
   {
@@ -125,7 +125,7 @@ TEST(RunDirectory, RefusesASecondHandleAndNamesTheHolder) {
 }
 
 TEST(RunDirectory, IsNotReleasedByAForkedChildThatEnds) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   auto run = std::make_unique<RunDirectory>(RunDirectory::create(root.path(), some_manifest(), kNoon));
   ChildProcess child([&](const ChildProcess::Report&) { run.reset(); });
   EXPECT_EQ(child.wait(), 0);
@@ -133,7 +133,7 @@ TEST(RunDirectory, IsNotReleasedByAForkedChildThatEnds) {
 }
 
 TEST(RunDirectory, IsFreeAgainWhenItsProcessWasKilled) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   ChildProcess child([&](const ChildProcess::Report& report) {
     RunDirectory run = RunDirectory::create(root.path(), some_manifest(), kNoon);
     run.events().append({{"k", 0}});
@@ -154,7 +154,7 @@ TEST(RunDirectory, IsFreeAgainWhenItsProcessWasKilled) {
 }
 
 TEST(RunDirectory, RefusesToContinueAnotherRecipeAndNamesTheKey) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const auto path = RunDirectory::create(root.path(), some_manifest(), kNoon).path();
   Json other = some_manifest().recipe;
   other["train"]["lr"] = 2e-5;
@@ -164,7 +164,7 @@ TEST(RunDirectory, RefusesToContinueAnotherRecipeAndNamesTheKey) {
 }
 
 TEST(RunDirectory, RefusesAnEditedOrDamagedManifest) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const auto path = RunDirectory::create(root.path(), some_manifest(), kNoon).path();
   const auto manifest = path / "manifest.json";
   const std::string text = read_file(manifest, 1 << 20);
@@ -182,7 +182,7 @@ TEST(RunDirectory, RefusesAnEditedOrDamagedManifest) {
 }
 
 TEST(RunDirectory, RefusesALaterVersionAndAFolderThatIsNoRun) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const auto path = RunDirectory::create(root.path(), some_manifest(), kNoon).path();
   write_file_atomically(path / "manifest.json", R"({"kind":"manifest","version":2,"future":true})");
   EXPECT_NE(refusal_of([&] { RunDirectory::open(path, some_manifest().recipe); }).find("written as version 2"),
@@ -196,7 +196,7 @@ TEST(RunDirectory, RefusesALaterVersionAndAFolderThatIsNoRun) {
 }
 
 TEST(RunDirectory, KeepsLedgerAndSummaryWithTheStepReached) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const RunDirectory run = RunDirectory::create(root.path(), some_manifest(), kNoon);
   EXPECT_FALSE(read_run(run.path()).summary.has_value());
   run.write_ledger({{"npu_noise", {{"calls", 12}, {"rel_error", NAN}}}});
@@ -221,7 +221,7 @@ TEST(RunDirectory, CallsARunCompleteOnlyIfItsLastStepWasTheOneEvaluated) {
 }
 
 TEST(RunDirectory, DropsATornEventAndStaleTemporariesWhenContinued) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const auto path = RunDirectory::create(root.path(), some_manifest(), kNoon).path();
   std::ofstream(path / "events.jsonl") << event_line(0, {{"k", 0}}) << "{\"v\":1,\"n\":1,\"k\"";
   std::ofstream(path / ".summary.json.faultline-tmp.1.0") << "{";
@@ -232,7 +232,7 @@ TEST(RunDirectory, DropsATornEventAndStaleTemporariesWhenContinued) {
 }
 
 TEST(RunDirectory, CanBeContinuedWheneverItsCreatorWasKilled) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   std::mt19937 random(5);
   for (int round = 0; round < 50; ++round) {
     ChildProcess child([&](const ChildProcess::Report& report) {
@@ -251,4 +251,4 @@ TEST(RunDirectory, CanBeContinuedWheneverItsCreatorWasKilled) {
 }
 
 }  // namespace run_directory_test
-}  // namespace faultline
+}  // namespace faultline::record

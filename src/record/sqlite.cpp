@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 std::string_view remedy(int code) {
@@ -154,4 +154,4 @@ void Database::Close::operator()(sqlite3* connection) const { sqlite3_close_v2(c
 
 void Statement::Finalize::operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
 
-}  // namespace faultline
+}  // namespace faultline::record

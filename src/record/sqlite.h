@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace faultline {
+namespace faultline::record {
 
 class Database {
  public:
@@ -85,4 +85,4 @@ class Transaction {
   bool open_ = true;
 };
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -12,10 +12,10 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "record/crc32c.h"
-#include "record/host_name.h"
+#include "base/machine.h"
+#include "record/jsonl.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "fixed-width fields are copied as they lie in memory");
@@ -103,4 +103,4 @@ void TensorboardWriter::flush() {
   buffer_.clear();
 }
 
-}  // namespace faultline
+}  // namespace faultline::record

@@ -9,10 +9,10 @@
 #include <string>
 #include <string_view>
 
-#include "record/append_file.h"
-#include "record/clock.h"
+#include "base/files/file.h"
+#include "base/machine.h"
 
-namespace faultline {
+namespace faultline::record {
 
 class TensorboardWriter {
  public:
@@ -34,4 +34,4 @@ class TensorboardWriter {
   std::string buffer_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::record

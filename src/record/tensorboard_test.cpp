@@ -8,10 +8,10 @@
 #include <limits>
 #include <vector>
 
-#include "record/crc32c.h"
-#include "record/temporary_directory.h"
+#include "base/files/temporary_folder.h"
+#include "record/jsonl.h"
 
-namespace faultline {
+namespace faultline::record {
 namespace tensorboard_test {
 
 // Ticks a quarter of a second per look, exactly representable.
@@ -44,7 +44,7 @@ std::vector<std::string> records_of(const std::string& bytes) {
 }
 
 TEST(Tensorboard, WritesTheFileVersionFirstThenScalars) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   TensorboardWriter writer(directory.path(), [] { return 2.0; });
   writer.scalar("loss", 1.0f, 300);
   writer.flush();
@@ -56,7 +56,7 @@ TEST(Tensorboard, WritesTheFileVersionFirstThenScalars) {
 }
 
 TEST(Tensorboard, GivesEveryWriterAFileThatSortsAfterTheLast) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const Clock still = [] { return 1767225599.9; };
   const TensorboardWriter first(directory.path(), still);
   const TensorboardWriter second(directory.path(), still);
@@ -66,7 +66,7 @@ TEST(Tensorboard, GivesEveryWriterAFileThatSortsAfterTheLast) {
 
 TEST(Tensorboard, WritesAFileForTensorBoardToRead) {
   const char* wanted = std::getenv("FAULTLINE_TB_DIR");
-  const TemporaryDirectory own;
+  const TemporaryFolder own;
   const std::filesystem::path directory = wanted == nullptr ? own.path() : std::filesystem::path(wanted);
   {
     TensorboardWriter writer(directory, ticking());
@@ -85,4 +85,4 @@ TEST(Tensorboard, WritesAFileForTensorBoardToRead) {
 }
 
 }  // namespace tensorboard_test
-}  // namespace faultline
+}  // namespace faultline::record

@@ -45,7 +45,7 @@ Html trials_by_cell(const LoadedRecord& record) {
 
 }  // namespace
 
-Story tell_anything(const LoadedRecord& record) {
+Story anything_story(const LoadedRecord& record) {
   Story story;
   story.headline = record.kind.empty() ? "The record does not say of what kind it is; this is what it holds."
                                        : fmt::format("A record of kind '{}': this is what it holds.", record.kind);

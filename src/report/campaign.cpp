@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "base/stats.h"
+#include "base/stats/stats.h"
 #include "report/chart.h"
 #include "report/field.h"
 #include "report/story.h"
@@ -172,10 +172,10 @@ Html method_section(const std::string& method, const Tally& tally) {
 
 }  // namespace
 
-Story tell_campaign(const LoadedRecord& record) {
+Story campaign_story(const LoadedRecord& record) {
   std::map<std::string, Tally> methods;
   for (const Json& trial : record.events) count(trial, methods);
-  if (methods.empty()) return tell_anything(record);
+  if (methods.empty()) return anything_story(record);
   Story story;
   int64_t flagged = 0, healthy = 0;
   for (const auto& [method, tally] : methods) {

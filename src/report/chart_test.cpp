@@ -1,8 +1,8 @@
 #include "report/chart.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <fmt/format.h>
 #include <cmath>
 
 #include "report/chart_parts.h"

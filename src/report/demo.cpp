@@ -22,7 +22,7 @@ LoadedRecord part_of(const LoadedRecord& whole, const char* kind, Json results) 
   LoadedRecord part;
   part.path = whole.path, part.name = whole.name, part.kind = kind;
   part.manifest = whole.manifest, part.events = whole.events;
-  part.summary = Summary{.results = std::move(results)};
+  part.summary = record::Summary{.results = std::move(results)};
   return part;
 }
 
@@ -97,7 +97,7 @@ Html layer_strip(const Json& diagnosis, double layers) {
 }
 
 Story diagnosis_story(const LoadedRecord& record, const Json& act) {
-  Story story = tell_diagnosis(part_of(record, "diagnose", at(act, "verdict")));
+  Story story = diagnosis_story(part_of(record, "diagnose", at(act, "verdict")));
   return story;
 }
 
@@ -189,7 +189,7 @@ std::string headline_of(const LoadedRecord& record) {
 
 }  // namespace
 
-Story tell_demo(const LoadedRecord& record) {
+Story demo_story(const LoadedRecord& record) {
   Story story;
   const bool passed = at(record.results(), "passed") == true;
   story.tone = passed ? Tone::kGood : Tone::kBad;
@@ -198,14 +198,14 @@ Story tell_demo(const LoadedRecord& record) {
              &damage = act_of(record, "damage"), &diagnosis = act_of(record, "diagnosis"),
              &harden = act_of(record, "hardening"), &race = act_of(record, "race");
   const Story before = diagnosis_story(record, healthy);
-  const Story evaluated = tell_eval(part_of(record, "eval", {{"kind", "eval"}, {"rows", at(damage, "rows")}}));
+  const Story evaluated = eval_story(part_of(record, "eval", {{"kind", "eval"}, {"rows", at(damage, "rows")}}));
   story.words.push_back("Before: " + before.headline);
   story.words.push_back(fmt::format("Planted: {}. {}", string(damage, "fault"), evaluated.headline));
   story.words.push_back(found_words(diagnosis));
   if (const Json& compared = at(harden, "comparison"); compared.is_object())
     story.words.push_back(
         fmt::format("Guided against global noise after a few steps: {}.", string(compared, "verdict")));
-  const Story broken = tell_race(part_of(record, "race", at(race, "broken")));
+  const Story broken = race_story(part_of(record, "race", at(race, "broken")));
   story.words.push_back("Network: " + string(at(race, "broken"), "sentence") + ".");
 
   Section spoken{"A fault is planted: " + string(damage, "fault"), speech_table(at(damage, "speech"))};

@@ -79,9 +79,21 @@ Html layers_of(const Json& diagnosis) {
   return draw(chart);
 }
 
+// Of a record that several methods made.
+Html methods_of(const Json& verdicts) {
+  std::vector<std::vector<Cell>> rows;
+  for (const Json& one : items(verdicts)) {
+    const Json& first = at(at(one, "candidates"), std::size_t{0});
+    rows.push_back({string(one, "method"), string(one, "verdict"), string(first, "place"), string(first, "kind"),
+                    string(first, "certainty"), number_cell(number_text(number(one, "relations"))),
+                    number_cell(number_text(number(one, "seconds")))});
+  }
+  return table({"method", "verdict", "first accused", "kind", "certainty", "relations", "seconds"}, rows);
+}
+
 }  // namespace
 
-Story tell_diagnosis(const LoadedRecord& record) {
+Story diagnosis_story(const LoadedRecord& record) {
   Story story;
   const Json& diagnosis = record.document.is_null() ? record.results() : record.document;
   const std::string verdict = string(diagnosis, "verdict");
@@ -103,6 +115,10 @@ Story tell_diagnosis(const LoadedRecord& record) {
     story.words.push_back("Not excluded: " + not_excluded);
   story.sections.push_back(
       {"What is accused", candidates_of(diagnosis) + layers_of(diagnosis) + residuals_of(diagnosis)});
+  if (const Json& all = at(diagnosis, "verdicts"); items(all).size() > 1)
+    story.sections.push_back({"Every method", methods_of(all)});
+  if (const Json& evidence = at(diagnosis, "evidence"); !evidence.is_null())
+    story.sections.push_back({"Evidence of the planted fault", evidence_tables(evidence)});
   return story;
 }
 

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "base/stats/stats.h"
 #include "report/chart.h"
 #include "report/eval_rows.h"
 #include "report/field.h"
@@ -14,7 +15,6 @@
 namespace faultline::report {
 namespace {
 
-constexpr double kAlpha = 0.05;
 constexpr std::size_t kMostSentences = 8;
 constexpr std::size_t kMostProofs = 12;  // with map and ledger: the page stays small
 
@@ -208,7 +208,7 @@ Html proofs(const std::vector<EvalRow>& rows) {
 
 }  // namespace
 
-Story tell_eval(const LoadedRecord& record) {
+Story eval_story(const LoadedRecord& record) {
   Story story;
   const std::vector<EvalRow> rows = read_eval_rows(record);
   if (rows.empty()) {

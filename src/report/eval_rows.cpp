@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "base/stats.h"
+#include "base/stats/stats.h"
 #include "report/chart.h"
 #include "report/field.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "report/html.h"
-#include "report/loaded_record.h"
+#include "report/record.h"
 
 namespace faultline::report {
 

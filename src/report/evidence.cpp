@@ -53,7 +53,7 @@ Html error_map(const Json& evidence) {
     found[fmt::format("{} · {}", name, string(row, "phase"))][layer] = *error;
     layers.insert(layer);
   }
-  if (found.empty()) return {};
+  if (found.empty() || (found.size() == 1 && layers.size() == 1)) return {};  // one number: the table has it
   GridChart chart;
   chart.title = "Realised relative error (RMS of error over RMS of signal) by layer";
   chart.column_label = "layer";

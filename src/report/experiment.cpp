@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <map>
 
+#include "base/stats/stats.h"
 #include "report/chart.h"
 #include "report/field.h"
 #include "report/story.h"
 
 namespace faultline::report {
 namespace {
-
-constexpr double kAlpha = 0.05;
 
 std::string contrast_sentence(const Json& contrast, std::optional<double> fewest_pairs) {
   const std::optional<double> difference = number(contrast, "difference"), p = number(contrast, "p_holm");
@@ -198,7 +197,7 @@ std::string made_with(const Json& made) {
 
 }  // namespace
 
-Story tell_experiment(const LoadedRecord& record) {
+Story experiment_story(const LoadedRecord& record) {
   Story story;
   const Json &arms = items(at(record.document, "arms")), &contrasts = items(at(record.document, "contrasts"));
   const double unproven = words_of_arms(arms, story);

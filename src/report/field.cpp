@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/complaint.h"
-#include "record/clock.h"
+#include "base/machine.h"
 
 namespace faultline::report {
 namespace {

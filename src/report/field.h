@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
 namespace faultline::report {
 

@@ -12,9 +12,10 @@ struct Kind {
   Story (*tell)(const LoadedRecord&);
 };
 
-constexpr Kind kKinds[] = {{"eval", tell_eval},         {"train", tell_train}, {"experiment", tell_experiment},
-                           {"triage", tell_triage},     {"race", tell_race},   {"diagnose", tell_diagnosis},
-                           {"campaign", tell_campaign}, {"scan", tell_scan},   {"demo", tell_demo}};
+constexpr Kind kKinds[] = {{"eval", eval_story},         {"train", train_story}, {"experiment", experiment_story},
+                           {"triage", triage_story},     {"race", race_story},   {"diagnose", diagnosis_story},
+                           {"campaign", campaign_story}, {"scan", scan_story},   {"demo", demo_story},
+                           {"plan", plan_story}};
 
 }  // namespace
 
@@ -30,7 +31,7 @@ const char* tone_name(Tone tone) {
 Story tell(const LoadedRecord& record) {
   const auto* known =
       std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& kind) { return record.kind == kind.name; });
-  Story story = known == std::end(kKinds) ? tell_anything(record) : known->tell(record);
+  Story story = known == std::end(kKinds) ? anything_story(record) : known->tell(record);
   if (!record.missing.empty() && story.tone != Tone::kBad) story.tone = Tone::kDoubt;
   return story;
 }

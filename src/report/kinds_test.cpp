@@ -3,16 +3,16 @@
 
 #include <fstream>
 
+#include "base/files/temporary_folder.h"
 #include "record/campaign_store.h"
 #include "record/document.h"
-#include "record/temporary_directory.h"
-#include "report/page.h"
+#include "report/record.h"
 
 namespace faultline::report {
 namespace kinds_test {
 
-Manifest some_manifest() {
-  Manifest manifest;
+record::Manifest some_manifest() {
+  record::Manifest manifest;
   manifest.recipe_name = "case";
   return manifest;
 }
@@ -21,15 +21,15 @@ class Kinds : public testing::Test {
  protected:
   static std::string page_of(const std::filesystem::path& path) { return page({load_record(path)}); }
 
-  TemporaryDirectory folder_;
+  TemporaryFolder folder_;
 };
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_F(Kinds, TellsThatTheLastStepWasNotEvaluated) {
-  Manifest manifest = some_manifest();
+  record::Manifest manifest = some_manifest();
   manifest.recipe = {{"seed", 1}, {"dtype", "bf16"}};
-  RunDirectory run = RunDirectory::create(folder_.path(), manifest);
+  record::RunDirectory run = record::RunDirectory::create(folder_.path(), manifest);
   for (int step = 1; step <= 3; ++step)
     run.events().append({{"kind", "step"}, {"step", step}, {"metrics", {{"critic/score/mean", 0.1 * step}}}});
   run.events().append(
@@ -48,9 +48,9 @@ TEST_F(Kinds, TellsThatTheLastStepWasNotEvaluated) {
 }
 
 TEST_F(Kinds, ShowsNoFaultyValidationWithoutALedger) {
-  Manifest manifest = some_manifest();
+  record::Manifest manifest = some_manifest();
   manifest.recipe = {{"faults", {{{"name", "noise"}}}}};
-  RunDirectory run = RunDirectory::create(folder_.path(), manifest);
+  record::RunDirectory run = record::RunDirectory::create(folder_.path(), manifest);
   run.events().append(
       {{"kind", "step"},
        {"step", 1},
@@ -88,16 +88,16 @@ Json experiment_of(const Json& contrasts) {
 }
 
 TEST_F(Kinds, ShowsAnExperimentWithItsTrials) {
-  write_document(folder_.path() / "analysis.json", "experiment",
-                 experiment_of({contrast_of("aqn", 0.02, 3, 0.5),
-                                contrast_of("other", -0.05, 8, 0.02),
-                                contrast_of("third", 0.01, 8, 0.6),
-                                {{"arm", "lost"}, {"against", "none"}, {"pairs", 1}}}));
+  record::write_document(folder_.path() / "analysis.json", "experiment",
+                         experiment_of({contrast_of("aqn", 0.02, 3, 0.5),
+                                        contrast_of("other", -0.05, 8, 0.02),
+                                        contrast_of("third", 0.01, 8, 0.6),
+                                        {{"arm", "lost"}, {"against", "none"}, {"pairs", 1}}}));
   {
-    CampaignStore store(folder_.path() / "campaign.sqlite");
+    record::CampaignStore store(folder_.path() / "campaign.sqlite");
     for (int i = 0; i < 3; ++i)
       ASSERT_TRUE(store.insert({.key = {"aqn", i},
-                                .status = TrialStatus::kPass,
+                                .status = record::TrialStatus::kPass,
                                 .outcome = {{"curves", {{"reward", {0.1, 0.2 + i * 0.1}}}}}}));
   }
   const std::string html = page_of(folder_.path());
@@ -113,7 +113,7 @@ TEST_F(Kinds, ShowsAnExperimentWithItsTrials) {
 }
 
 TEST_F(Kinds, ClaimsNothingOfAnExperimentWithoutContrasts) {
-  write_document(folder_.path() / "analysis.json", "experiment", experiment_of(Json::array()));
+  record::write_document(folder_.path() / "analysis.json", "experiment", experiment_of(Json::array()));
   const std::string html = page_of(folder_.path());
   EXPECT_TRUE(has(html, "2 arms, described: no contrast was named, so nothing is claimed."));
   for (const char* claim : {"better", "worse", "significant", "p = 0.01"}) EXPECT_FALSE(has(html, claim)) << claim;
@@ -157,7 +157,7 @@ TEST_F(Kinds, ShowsADiagnosisAndACampaignOfThem) {
   EXPECT_TRUE(has(diagnosis, "A fault: deadzone at layers.7.mlp, matmul (exact)."));
   EXPECT_TRUE(has(diagnosis, "Not tested: rope"));
   {
-    CampaignStore store(folder_.path() / "diagnoses.sqlite");
+    record::CampaignStore store(folder_.path() / "diagnoses.sqlite");
     const Json right = {{"found", true}, {"kind", "deadzone"}, {"layer_right", true}, {"kind_right", true}};
     const Json accused = {{"found", true}, {"kind", "bias"}}, silent = {{"found", false}};
     ASSERT_TRUE(store.insert({.key = {"deadzone", 0}, .outcome = {{"planted_kind", "deadzone"}, {"self", right}}}));

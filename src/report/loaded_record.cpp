@@ -1,5 +1,3 @@
-#include "report/loaded_record.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "record/campaign_store.h"
 #include "record/document.h"
 #include "report/field.h"
+#include "report/record.h"
 
 namespace faultline::report {
 namespace {
@@ -38,7 +37,7 @@ void attempt(LoadedRecord& record, const Read& read) {
     read();
   } catch (const Error& error) {
     record.missing.emplace_back(error.what());
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const Json::exception& error) {
     record.missing.push_back(fmt::format("{}: {}", record.path.string(), error.what()));
   }
 }
@@ -62,7 +61,8 @@ void read_events_of(LoadedRecord& record) {
     return;
   }
   attempt(record, [&] {
-    const EventExtent extent = scan_events(path, [&](Json&& event) { record.events.push_back(std::move(event)); });
+    const record::EventExtent extent =
+        record::scan_events(path, [&](Json&& event) { record.events.push_back(std::move(event)); });
     if (extent.torn_bytes > 0)
       record.missing.push_back(
           fmt::format("The last line of events.jsonl is torn ({} bytes without an end): the process was stopped while "
@@ -71,8 +71,8 @@ void read_events_of(LoadedRecord& record) {
   });
 }
 
-Summary summary_of(const Json& document) {
-  Summary summary;
+record::Summary summary_of(const Json& document) {
+  record::Summary summary;
   const auto step = [&](const char* key) { return static_cast<int64_t>(number(document, key).value_or(0)); };
   summary.step_reached = step("step_reached");
   summary.steps_planned = step("steps_planned");
@@ -87,7 +87,7 @@ void judge_summary(LoadedRecord& record) {
       record.missing.emplace_back("There is no summary.json: the run is still going, or it died before its end.");
     return;
   }
-  const Summary& summary = *record.summary;
+  const record::Summary& summary = *record.summary;
   if (summary.step_reached < summary.steps_planned)
     record.missing.push_back(
         fmt::format("The run ended after step {} of {}.", summary.step_reached, summary.steps_planned));
@@ -99,12 +99,14 @@ void judge_summary(LoadedRecord& record) {
 }
 
 void read_run_directory(LoadedRecord& record) {
-  attempt(record, [&] { record.manifest = read_manifest(record.path / "manifest.json"); });
+  attempt(record, [&] { record.manifest = record::read_manifest(record.path / "manifest.json"); });
   if (there(record.path / "ledger.json"))
-    attempt(record,
-            [&] { record.ledger = read_document(record.path / "ledger.json", "ledger").value("ledger", Json()); });
+    attempt(record, [&] {
+      record.ledger = record::read_document(record.path / "ledger.json", "ledger").value("ledger", Json());
+    });
   if (there(record.path / "summary.json"))
-    attempt(record, [&] { record.summary = summary_of(read_document(record.path / "summary.json", "summary")); });
+    attempt(record,
+            [&] { record.summary = summary_of(record::read_document(record.path / "summary.json", "summary")); });
   read_events_of(record);
   judge_summary(record);
   record.kind = string(record.results(), "kind");
@@ -120,12 +122,12 @@ void read_trials(LoadedRecord& record, const fs::path& file) {
     return;
   }
   attempt(record, [&] {
-    CampaignStore(file, StoreUse::kRead).for_each([&](Trial&& trial) {
+    record::CampaignStore(file, record::StoreUse::kRead).for_each([&](record::Trial&& trial) {
       record.events.push_back({{"kind", "trial"},
                                {"cell", trial.key.cell},
                                {"index", trial.key.index},
                                {"seed", trial.seed},
-                               {"status", to_string(trial.status)},
+                               {"status", record::to_string(trial.status)},
                                {"seconds", trial.finished - trial.started},
                                {"outcome", std::move(trial.outcome)}});
     });
@@ -164,7 +166,7 @@ LoadedRecord load_record(const fs::path& path) {
     read_run_directory(record);
   } else if (there(path / "analysis.json")) {
     record.kind = "experiment";
-    attempt(record, [&] { record.document = read_document(path / "analysis.json", "experiment"); });
+    attempt(record, [&] { record.document = record::read_document(path / "analysis.json", "experiment"); });
     read_trials(record, path / "campaign.sqlite");
   } else if (there(path / "matrix.json")) {
     record.kind = "triage";

@@ -1,7 +1,6 @@
-#include "report/page.h"
-
 #include <fmt/format.h>
 
+#include "report/record.h"
 #include "report/story.h"
 
 namespace faultline::report {

@@ -1,17 +1,17 @@
-#include "report/page.h"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
 
 #include "base/complaint.h"
-#include "record/temporary_directory.h"
+#include "base/error.h"
+#include "base/files/temporary_folder.h"
+#include "report/record.h"
 
 namespace faultline::report {
 namespace page_test {
 
-Manifest some_manifest() {
-  Manifest manifest;
+record::Manifest some_manifest() {
+  record::Manifest manifest;
   manifest.recipe_name = "case";
   manifest.recipe = {{"command", {"eval", "--fault", "it's"}}, {"model", "default"}};
   manifest.seeds = {{"seed", 7}};
@@ -33,7 +33,13 @@ Json evidence() {
              {"place", "model.layers.3.mlp.down_proj"},
              {"layer", 3},
              {"phase", "eval"},
-             {"ledger", {{"calls", 4}, {"relative_rms", 0.05}}}}}},
+             {"ledger", {{"calls", 4}, {"relative_rms", 0.05}}}},
+            {{"rule", "noise"},
+             {"operator", "aten::mm"},
+             {"place", "model.layers.4.mlp.down_proj"},
+             {"layer", 4},
+             {"phase", "eval"},
+             {"ledger", {{"calls", 4}, {"relative_rms", 0.04}}}}}},
           {"coverage",
            {{"prefill",
              {{"eval",
@@ -68,7 +74,7 @@ Json faulty_row(const std::string& label, double accuracy, double p) {
 class Page : public testing::Test {
  protected:
   std::filesystem::path write_eval(const Json& rows, const std::vector<Json>& events = {}) {
-    RunDirectory run = RunDirectory::create(folder_.path(), some_manifest());
+    record::RunDirectory run = record::RunDirectory::create(folder_.path(), some_manifest());
     for (const Json& event : events) run.events().append(event);
     run.events().flush_step();
     run.write_summary({.results = {{"kind", "eval"}, {"rows", rows}}});
@@ -76,7 +82,7 @@ class Page : public testing::Test {
   }
   static std::string page_of(const std::filesystem::path& path) { return page({load_record(path)}); }
 
-  TemporaryDirectory folder_;
+  TemporaryFolder folder_;
 };
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -201,7 +207,7 @@ TEST_F(Page, AnEditedSummaryIsRefusedAndSaid) {
 }
 
 TEST_F(Page, ShowsARecordOfAnUnknownKind) {
-  RunDirectory run = RunDirectory::create(folder_.path(), some_manifest());
+  record::RunDirectory run = record::RunDirectory::create(folder_.path(), some_manifest());
   run.write_summary({.results = {{"kind", "divination"}, {"omens", {1, 2}}}});
   const std::string html = page_of(run.path());
   EXPECT_TRUE(has(html, "A record of kind &#39;divination&#39;"));

@@ -21,7 +21,7 @@ Html steps(const std::string& command, const std::string& before) {
   return (before.empty() ? Html() : paragraph(text(before))) + code_block(command);
 }
 
-std::string options_of(const Manifest& manifest) {
+std::string options_of(const record::Manifest& manifest) {
   const std::string device = string(manifest.device, "name"), dtype = string(manifest.recipe, "dtype");
   return (dtype.empty() ? "" : " --dtype " + quoted(dtype)) + (device.empty() ? "" : " --device " + quoted(device));
 }
@@ -75,7 +75,7 @@ Html rerun(const LoadedRecord& record) {
 Html provenance(const LoadedRecord& record) {
   std::vector<std::vector<Cell>> rows = {{"record", record.path.string()}};
   if (record.manifest) {
-    const Manifest& manifest = *record.manifest;
+    const record::Manifest& manifest = *record.manifest;
     rows.push_back({"made", time_text(manifest.created)});
     rows.push_back({"recipe", fmt::format("{} ({})", manifest.recipe_name, manifest.hash())});
     rows.push_back({"model", string(manifest.recipe, "model")});

@@ -59,7 +59,7 @@ Html damage_map(const Json& result) {
 
 }  // namespace
 
-Story tell_race(const LoadedRecord& record) {
+Story race_story(const LoadedRecord& record) {
   Story story;
   const Json& result = record.document.is_null() ? record.results() : record.document;
   const std::string verdict = string(result, "verdict");

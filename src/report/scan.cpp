@@ -169,7 +169,7 @@ Html worst(const Json& document) {
 
 }  // namespace
 
-Story tell_scan(const LoadedRecord& record) {
+Story scan_story(const LoadedRecord& record) {
   Story story;
   const std::vector<Row> rows = rows_of(record.document);
   if (rows.empty()) {

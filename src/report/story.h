@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "report/html.h"
-#include "report/loaded_record.h"
+#include "report/record.h"
 
 namespace faultline::report {
 
@@ -28,16 +28,17 @@ struct Story {
 
 Story tell(const LoadedRecord& record);  // by its kind; an unknown one generically
 
-Story tell_eval(const LoadedRecord& record);
-Story tell_train(const LoadedRecord& record);
-Story tell_experiment(const LoadedRecord& record);
-Story tell_triage(const LoadedRecord& record);
-Story tell_race(const LoadedRecord& record);
-Story tell_diagnosis(const LoadedRecord& record);
-Story tell_campaign(const LoadedRecord& record);  // of diagnoses
-Story tell_scan(const LoadedRecord& record);
-Story tell_demo(const LoadedRecord& record);
-Story tell_anything(const LoadedRecord& record);
+Story eval_story(const LoadedRecord& record);
+Story train_story(const LoadedRecord& record);
+Story experiment_story(const LoadedRecord& record);
+Story triage_story(const LoadedRecord& record);
+Story race_story(const LoadedRecord& record);
+Story diagnosis_story(const LoadedRecord& record);
+Story campaign_story(const LoadedRecord& record);  // of diagnoses
+Story scan_story(const LoadedRecord& record);
+Story demo_story(const LoadedRecord& record);
+Story plan_story(const LoadedRecord& record);
+Story anything_story(const LoadedRecord& record);
 
 // Sections that several kinds share.
 Html evidence_tables(const Json& evidence);  // the tap's report: rules, realised error by layer, coverage

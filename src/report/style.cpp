@@ -1,6 +1,6 @@
 // The style sheet: system fonts, three palettes (light, dark, print) of which the charts use the same names. The series
 // colours are told apart by people who do not see red and green alike.
-#include "report/page.h"
+#include "report/record.h"
 
 namespace faultline::report {
 

@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "base/stats.h"
+#include "base/stats/stats.h"
 #include "report/chart.h"
 #include "report/field.h"
 #include "report/story.h"
@@ -77,7 +77,7 @@ Html validation(const LoadedRecord& record) {
   return draw(chart);
 }
 
-std::string last_words(const LoadedRecord& record) {
+std::string final_accuracy(const LoadedRecord& record) {
   std::string words;
   for (const auto& [name, points] : series_of(record)) {
     if (!is_validation(name) || (faults_unproven(record) && name.starts_with(kFaulty))) continue;
@@ -167,10 +167,10 @@ Html curves_of(const std::vector<const LoadedRecord*>& records) {
   return out;
 }
 
-Story tell_train(const LoadedRecord& record) {
+Story train_story(const LoadedRecord& record) {
   Story story;
   const std::string stopped = sentence_of_stop(record);
-  const std::string accuracy = last_words(record);
+  const std::string accuracy = final_accuracy(record);
   if (!stopped.empty()) {
     story.tone = Tone::kBad;
     story.headline = stopped;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "report/chart.h"
@@ -44,10 +45,45 @@ Html cells_table(const Json& cells) {
                rows);
 }
 
-Html failed_trials(const LoadedRecord& record) {
+// Of a command: how its trials ended, cell by cell, in the order in which the first that applies counts.
+Html outcomes_table(const Json& cells) {
+  constexpr std::array kOutcomes = {"did_not_run", "hung", "crashed", "unproven", "wrong", "differs", "slow", "clean"};
+  std::vector<std::string> heads = {"cell"};
+  heads.insert(heads.end(), kOutcomes.begin(), kOutcomes.end());
+  heads.emplace_back("complaints of the tap");
+  std::vector<std::vector<Cell>> rows;
+  for (const Json& cell : cells) {
+    const Json& counts = at(cell, "outcomes");
+    if (!counts.is_object()) continue;
+    rows.push_back({string(cell, "name")});
+    for (const char* outcome : kOutcomes)
+      rows.back().push_back(number_cell(number_text(number(counts, outcome).value_or(0))));
+    std::string complaints;
+    if (const Json& codes = at(cell, "complaints"); codes.is_object())
+      for (const auto& [code, count] : codes.items())
+        complaints += fmt::format("{}{} {}", complaints.empty() ? "" : ", ", code, string(codes, code));
+    rows.back().emplace_back(complaints);
+  }
+  return rows.empty() ? Html() : table(heads, rows);
+}
+
+// A trial that does not repeat the others of its cell passed by itself; that it differs is known of the matrix alone.
+std::vector<Json> judged_trials(const LoadedRecord& record) {
+  std::map<std::pair<std::string, std::string>, std::string> different;
+  for (const Json& cell : items(at(record.document, "cells")))
+    for (const Json& trial : items(at(cell, "different")))
+      different[{string(cell, "name"), string(trial, "index")}] = string(trial, "sentence");
+  std::vector<Json> trials(record.events.begin(), record.events.end());
+  for (Json& trial : trials)
+    if (const auto found = different.find({string(trial, "cell"), string(trial, "index")}); found != different.end())
+      trial["status"] = "fail", trial["outcome"] = {{"outcome", "differs"}, {"sentence", found->second}};
+  return trials;
+}
+
+Html failed_trials(const std::vector<Json>& trials) {
   std::vector<std::vector<Cell>> rows;
   std::size_t failed = 0;
-  for (const Json& trial : record.events) {
+  for (const Json& trial : trials) {
     if (at(trial, "status") == "pass" || ++failed > kMostFailures) continue;
     rows.push_back({string(trial, "cell"), number_cell(string(trial, "index")), number_cell(string(trial, "seed")),
                     Cell(text(string(trial, "status")), false, at(trial, "status") == "fail" ? "bad" : "doubt"),
@@ -59,10 +95,10 @@ Html failed_trials(const LoadedRecord& record) {
 }
 
 // Every trial once: a row for each cell, a column for each trial.
-Html trials_matrix(const LoadedRecord& record, const Json& cells) {
+Html trials_matrix(const std::vector<Json>& trials, const Json& cells) {
   std::map<std::string, std::map<int64_t, std::optional<double>>> found;
   int64_t most = 0;
-  for (const Json& trial : record.events) {
+  for (const Json& trial : trials) {
     const auto index = static_cast<int64_t>(number(trial, "index").value_or(-1));
     if (index < 0 || index >= kMostTrials) continue;
     const Json& status = at(trial, "status");
@@ -89,7 +125,7 @@ Html trials_matrix(const LoadedRecord& record, const Json& cells) {
 
 }  // namespace
 
-Story tell_triage(const LoadedRecord& record) {
+Story triage_story(const LoadedRecord& record) {
   Story story;
   const Json& cells = items(at(record.document, "cells"));
   const bool disqualified = at(record.document, "disqualified") == true;
@@ -103,8 +139,10 @@ Story tell_triage(const LoadedRecord& record) {
   story.words.emplace_back(
       "Trials that ended in an error are left out of the rates. A confound 'speed' means that a cell is slower than "
       "the baseline, so that its effect may be the slowness alone.");
-  story.sections.push_back({"Cells", rates(cells) + trials_matrix(record, cells) + cells_table(cells)});
-  story.sections.push_back({"Trials", failed_trials(record)});
+  const std::vector<Json> trials = judged_trials(record);
+  story.sections.push_back({"Cells", rates(cells) + trials_matrix(trials, cells) + cells_table(cells)});
+  if (const Html outcomes = outcomes_table(cells); !outcomes.empty()) story.sections.push_back({"Outcomes", outcomes});
+  story.sections.push_back({"Trials", failed_trials(trials)});
   return story;
 }
 

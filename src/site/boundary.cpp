@@ -7,7 +7,7 @@
 
 #include "site/forward.h"
 
-namespace faultline {
+namespace faultline::site {
 namespace {
 
 std::atomic<const SiteListener*> listener{nullptr};
@@ -64,4 +64,16 @@ void count_forwards(ForwardKind kind, int64_t count) {
   if (phase == Phase::kActorForward && at::GradMode::is_enabled()) tell(Phase::kActorBackward);
 }
 
-}  // namespace faultline
+namespace {
+
+std::atomic<RoutingListener> routing_listener{nullptr};
+
+}  // namespace
+
+void set_routing_listener(RoutingListener now) { routing_listener.store(now, std::memory_order_release); }
+
+void note_routing(PlaceId experts, const at::Tensor& chosen, int64_t count) {
+  if (const RoutingListener now = routing_listener.load(std::memory_order_acquire)) now(experts, chosen, count);
+}
+
+}  // namespace faultline::site

@@ -5,10 +5,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "site/place.h"
 #include "site/scope.h"
 #include "site/selector.h"
 
-namespace faultline {
+namespace faultline::site {
 
 // Forwards of one model that do not run the same operators: a prefill has no head, a decoding attends to a cache, a
 // trainer's forward has its head apart (called for a piece of the positions at a time, so that logits stay small).
@@ -41,4 +42,15 @@ class ForwardScope {
   ForwardScope& operator=(const ForwardScope&) = delete;
 };
 
-}  // namespace faultline
+// Routing: which experts of a mixture a forward has chosen. How often an expert runs is decided by the data, so whoever
+// holds counts against a prediction has to be told the choice, by the code that made it and not by the calls that
+// follow.
+
+// experts: the place of the list of experts ("model.layers.0.mlp.experts"), which has `count` of them; chosen: their
+// numbers, repeated at will; others are padding.
+using RoutingListener = void (*)(PlaceId experts, const at::Tensor& chosen, int64_t count);
+void set_routing_listener(RoutingListener listener);
+
+void note_routing(PlaceId experts, const at::Tensor& chosen, int64_t count);
+
+}  // namespace faultline::site

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::site {
 namespace {
 
 constexpr std::size_t kBlock = 4096, kBlocks = 4096;  // places a block; blocks (2^24 places, as row keys have)
@@ -133,4 +133,4 @@ std::optional<Entry> entry_around(PlaceId place, const KnownModule& module, Phas
   return {};
 }
 
-}  // namespace faultline
+}  // namespace faultline::site

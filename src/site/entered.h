@@ -10,7 +10,7 @@
 #include "site/forward.h"
 #include "site/scope.h"
 
-namespace faultline {
+namespace faultline::site {
 
 void begin_counting_entries();  // from zero
 // Stops and resumes, for what runs and does not belong to the run (warm-up, profiling).
@@ -56,4 +56,4 @@ struct Entry {
 };
 std::optional<Entry> entry_around(PlaceId place, const KnownModule& module, Phase phase, ForwardKind kind);
 
-}  // namespace faultline
+}  // namespace faultline::site

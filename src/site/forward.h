@@ -9,7 +9,7 @@
 
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::site {
 
 std::string_view forward_kind_name(ForwardKind kind);  // whole, prefill, decode, body, head
 std::optional<ForwardKind> forward_kind_by_name(std::string_view name);
@@ -28,4 +28,4 @@ ForwardKind forward_kind();
 using ForwardTally = std::array<std::array<int64_t, kForwardKinds>, kPhases>;
 const ForwardTally& forwards_begun();  // by this thread
 
-}  // namespace faultline
+}  // namespace faultline::site

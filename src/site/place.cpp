@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::site {
 namespace {
 
 std::vector<std::string_view> split_path(std::string_view path) {
@@ -98,4 +98,4 @@ PlaceId place_count() {
   return static_cast<PlaceId>(all.places.size());
 }
 
-}  // namespace faultline
+}  // namespace faultline::site

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace faultline {
+namespace faultline::site {
 
 using PlaceId = uint32_t;
 inline constexpr PlaceId kNowhere = 0;  // not known: counted as unattributed, never guessed
@@ -25,4 +25,4 @@ PlaceId place_count();  // ids are below it
 int64_t layer_of_path(std::string_view path);
 std::string role_of_path(std::string_view path);
 
-}  // namespace faultline
+}  // namespace faultline::site

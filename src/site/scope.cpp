@@ -17,7 +17,7 @@
 #include "site/entered.h"
 #include "site/forward.h"
 
-namespace faultline {
+namespace faultline::site {
 namespace {
 
 constexpr std::array<std::string_view, kPhases> kPhaseNames = {
@@ -238,4 +238,4 @@ at::Tensor parameter_of_storage(const at::Tensor& tensor) {
   return at::Tensor(std::move(locked));
 }
 
-}  // namespace faultline
+}  // namespace faultline::site

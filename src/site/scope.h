@@ -10,7 +10,7 @@
 
 #include "site/place.h"
 
-namespace faultline {
+namespace faultline::site {
 
 enum class Phase : uint8_t { kRollout, kActorForward, kActorBackward, kRecompute, kRef, kEval, kCritic, kDiagnose };
 inline constexpr int kPhases = 8;
@@ -46,4 +46,17 @@ void forget_parameters();
 PlaceId place_of_storage(const at::Tensor& tensor, bool looked_up);
 at::Tensor parameter_of_storage(const at::Tensor& tensor);  // undefined: not a registered parameter's storage
 
-}  // namespace faultline
+// Names the phase of what runs while it lives.
+
+class PhaseGuard {
+ public:
+  explicit PhaseGuard(Phase phase) : before_(get_phase()) { set_phase(phase); }
+  ~PhaseGuard() { set_phase(before_); }
+  PhaseGuard(const PhaseGuard&) = delete;
+  PhaseGuard& operator=(const PhaseGuard&) = delete;
+
+ private:
+  std::optional<Phase> before_;
+};
+
+}  // namespace faultline::site

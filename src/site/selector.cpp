@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-namespace faultline {
+namespace faultline::site {
 namespace {
 
 constexpr int64_t kMaxLayer = 100000;
@@ -96,4 +96,4 @@ Selector read_selector(const Node& where) {
   return selector;
 }
 
-}  // namespace faultline
+}  // namespace faultline::site

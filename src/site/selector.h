@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "base/schema.h"
+#include "base/config/schema.h"
 
-namespace faultline {
+namespace faultline::site {
 
 enum class Surface { kInput, kOutput, kWeight, kGradient };
 
@@ -31,4 +31,4 @@ Selector read_selector(const Node& where);  // validated
 Schema layers_schema();  // 15, "10-20", "all", [1, 2, "5-7"]
 std::vector<LayerRange> read_layers(const Node& layers);
 
-}  // namespace faultline
+}  // namespace faultline::site

@@ -9,9 +9,9 @@
 #include <set>
 
 #include "base/text.h"
-#include "numeric/gradient_mask.h"
+#include "numeric/tensor_memory.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 struct PassFunction : torch::autograd::Function<PassFunction> {
@@ -20,15 +20,16 @@ struct PassFunction : torch::autograd::Function<PassFunction> {
     const at::AutoDispatchBelowADInplaceOrView below;
     at::Tensor y = x.clone();
     plan->act(*row, y);
-    const bool masked = row->rule->rule.gradient == GradientRule::kMasked;
-    if (masked) context->save_for_backward({pack_bits(forced_by(row->rule->rule, x, y))});
+    const bool masked = row->rule->rule.gradient == numeric::GradientRule::kMasked;
+    if (masked) context->save_for_backward({numeric::pack_bits(forced_by(row->rule->rule, x, y))});
     context->saved_data["masked"] = masked;
     return y;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     at::Tensor gradient = gradients[0];
-    if (context->saved_data["masked"].toBool()) gradient = mask_gradient(gradient, context->get_saved_variables()[0]);
+    if (context->saved_data["masked"].toBool())
+      gradient = numeric::mask_gradient(gradient, context->get_saved_variables()[0]);
     return {gradient, {}, {}};
   }
 };
@@ -47,7 +48,8 @@ struct GradientFunction : torch::autograd::Function<GradientFunction> {
     const auto plan = active_plan();
     if (plan && plan->armed() && gradient.defined()) {
       const auto& rule = *plan->rules().at(static_cast<std::size_t>(context->saved_data["rule"].toInt()));
-      gradient = faulted_gradient(*plan, rule, static_cast<PlaceId>(context->saved_data["place"].toInt()), gradient);
+      gradient =
+          faulted_gradient(*plan, rule, static_cast<site::PlaceId>(context->saved_data["place"].toInt()), gradient);
     }
     return {gradient, {}, {}};
   }
@@ -56,12 +58,15 @@ struct GradientFunction : torch::autograd::Function<GradientFunction> {
 }  // namespace
 
 // Inside a dead zone zeros were forced as well, whatever they had been.
-at::Tensor forced_by(const Rule& rule, const at::Tensor& before, const at::Tensor& after) {
-  return rule.what.kind == FaultKind::kDeadzone || rule.what.kind == FaultKind::kZero ? after.eq(0) : after.ne(before);
+at::Tensor forced_by(const numeric::Rule& rule, const at::Tensor& before, const at::Tensor& after) {
+  return rule.what.kind == numeric::FaultKind::kDeadzone || rule.what.kind == numeric::FaultKind::kZero
+             ? after.eq(0)
+             : after.ne(before);
 }
 
-at::Tensor faulted_gradient(Plan& plan, const PlanRule& rule, PlaceId place, const at::Tensor& gradient) {
-  Row& row = plan.row(rule, kBoundaryTarget, "boundary", {place, Phase::kActorBackward}, Surface::kGradient, gradient);
+at::Tensor faulted_gradient(Plan& plan, const PlanRule& rule, site::PlaceId place, const at::Tensor& gradient) {
+  Row& row = plan.row(rule, kBoundaryTarget, "boundary", {place, site::Phase::kActorBackward}, site::Surface::kGradient,
+                      gradient);
   if (!row.unreached.empty()) {
     row.calls.fetch_add(1, std::memory_order_relaxed);
     return gradient;
@@ -72,25 +77,26 @@ at::Tensor faulted_gradient(Plan& plan, const PlanRule& rule, PlaceId place, con
   return faulted;
 }
 
-bool rule_means_boundary(const PlanRule& rule, const Place& place, Surface surface) {
-  const Selector& where = *rule.rule.where;
+bool rule_means_boundary(const PlanRule& rule, const site::Place& place, site::Surface surface) {
+  const site::Selector& where = *rule.rule.where;
   if (where.module_pattern.empty() || !rule_means_module(where, place)) return false;
-  if (where.module_pattern == "layer_output") return surface == Surface::kOutput;
-  if (where.module_pattern == "layer_input") return surface == Surface::kInput;
-  return where.surface == surface || (where.surface == Surface::kGradient && surface == Surface::kOutput);
+  if (where.module_pattern == "layer_output") return surface == site::Surface::kOutput;
+  if (where.module_pattern == "layer_input") return surface == site::Surface::kInput;
+  return where.surface == surface || (where.surface == site::Surface::kGradient && surface == site::Surface::kOutput);
 }
 
 at::Tensor pass_through(const std::shared_ptr<Plan>& plan, Row& row, const at::Tensor& x) {
   return PassFunction::apply(x, plan, &row);
 }
 
-bool boundary_is_wanted(const Plan& plan, PlaceId id, Surface surface) {
-  const Place& place = place_of(id);
+bool boundary_is_wanted(const Plan& plan, site::PlaceId id, site::Surface surface) {
+  const site::Place& place = site::place_of(id);
   for (const auto& rule : plan.rules()) {
-    const Selector& where = *rule->rule.where;
+    const site::Selector& where = *rule->rule.where;
     if (!rule_means_layer(where, place)) continue;
     // A weight's own surface is reached through the operators that read it, whichever way the rule names them.
-    if (surface == Surface::kWeight ? where.surface == Surface::kWeight : rule_means_boundary(*rule, place, surface))
+    if (surface == site::Surface::kWeight ? where.surface == site::Surface::kWeight
+                                          : rule_means_boundary(*rule, place, surface))
       return true;
   }
   return false;
@@ -98,10 +104,10 @@ bool boundary_is_wanted(const Plan& plan, PlaceId id, Surface surface) {
 
 void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
   int64_t last_layer = -1;
-  for (const std::string& path : paths) last_layer = std::max(last_layer, layer_of_path(path));
+  for (const std::string& path : paths) last_layer = std::max(last_layer, site::layer_of_path(path));
   for (const auto& rule : plan.rules()) {
-    const Selector& where = *rule->rule.where;
-    for (const LayerRange& range : where.layers) {
+    const site::Selector& where = *rule->rule.where;
+    for (const site::LayerRange& range : where.layers) {
       if (range.first > last_layer)
         throw UsageError(fmt::format("rule '{}': layer {} does not exist; the model has layers 0 to {}",
                                      rule->rule.name, range.first, last_layer));
@@ -110,7 +116,7 @@ void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
     std::set<std::string> names;
     bool found = false;
     for (const std::string& path : paths) {
-      const Place place{path, layer_of_path(path), role_of_path(path)};
+      const site::Place place{path, site::layer_of_path(path), site::role_of_path(path)};
       names.insert(place.role);
       found |= rule_means_module(where, place) && rule_means_layer(where, place);
     }
@@ -123,19 +129,19 @@ void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
 
 namespace {
 
-at::Tensor act_at_boundary(const at::Tensor& x, PlaceId id, Surface surface) {
+at::Tensor act_at_boundary(const at::Tensor& x, site::PlaceId id, site::Surface surface) {
   const auto plan = active_plan();
   if (!plan || !plan->armed()) return x;
-  const Place& place = place_of(id);
+  const site::Place& place = site::place_of(id);
   at::Tensor y = x;
   for (const auto& rule : plan->rules()) {
     if (!rule_means_boundary(*rule, place, surface)) continue;
-    if (rule->rule.where->surface == Surface::kGradient) {
+    if (rule->rule.where->surface == site::Surface::kGradient) {
       if (y.requires_grad())
         y = GradientFunction::apply(y, static_cast<int64_t>(rule->index), static_cast<int64_t>(id));
       continue;
     }
-    const Location location{id, locate().phase};
+    const site::Location location{id, site::locate().phase};
     Row& row = plan->row(*rule, kBoundaryTarget, "boundary", location, surface, y);
     if (row.unreached.empty()) {
       y = pass_through(plan, row, y);
@@ -146,18 +152,18 @@ at::Tensor act_at_boundary(const at::Tensor& x, PlaceId id, Surface surface) {
   return y;
 }
 
-bool plan_wants(PlaceId place, Surface surface) {
+bool plan_wants(site::PlaceId place, site::Surface surface) {
   const auto plan = active_plan();
   return plan && plan->armed() && boundary_is_wanted(*plan, place, surface);
 }
 
-void count_forwards_of_plan(Phase phase, ForwardKind kind, int64_t count) {
+void count_forwards_of_plan(site::Phase phase, site::ForwardKind kind, int64_t count) {
   const auto plan = active_plan();
   if (plan && plan->armed() && !plan->silenced()) plan->count_forwards(phase, kind, count);
 }
 
 }  // namespace
 
-const SiteListener kPlanListener{act_at_boundary, plan_wants, count_forwards_of_plan};
+const site::SiteListener kPlanListener{act_at_boundary, plan_wants, count_forwards_of_plan};
 
-}  // namespace faultline
+}  // namespace faultline::tap

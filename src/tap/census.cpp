@@ -11,17 +11,17 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
+#include "base/json.h"
 #include "tap/boundary.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
 #include "tap/routed.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 constexpr c10::DispatchKey kCensusKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
@@ -34,8 +34,8 @@ struct Counted {
 };
 struct Counting {
   std::mutex mutex;
-  std::map<std::tuple<ForwardKind, std::string, PlaceId, Phase>, Counted> entries;
-  ForwardTally before{};  // forwards that the counting thread had begun
+  std::map<std::tuple<site::ForwardKind, std::string, site::PlaceId, site::Phase>, Counted> entries;
+  site::ForwardTally before{};  // forwards that the counting thread had begun
 };
 Counting& counting() {
   static auto* the_counting = new Counting;
@@ -82,7 +82,7 @@ std::string shapes_text(const std::vector<at::Tensor>& tensors) {
 
 bool reads_slice_of_parameter(const std::vector<at::Tensor>& given) {
   for (const at::Tensor& tensor : given) {
-    const at::Tensor parameter = tensor.dim() >= 2 ? parameter_of_storage(tensor) : at::Tensor();
+    const at::Tensor parameter = tensor.dim() >= 2 ? site::parameter_of_storage(tensor) : at::Tensor();
     if (parameter.defined() && parameter.dim() == tensor.dim() + 1 &&
         tensor.numel() * parameter.size(0) == parameter.numel())
       return true;
@@ -117,8 +117,8 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   std::vector<at::Tensor> given, results;
   for (const c10::IValue& argument : arguments) collect_tensors(argument, given);
-  const Location location = locate(weight_use_of(base_name(name)), given);
-  const ForwardKind kind = forward_kind();
+  const site::Location location = locate(weight_use_of(base_name(name)), given);
+  const site::ForwardKind kind = site::forward_kind();
   {
     const c10::impl::ExcludeDispatchKeyGuard guard(kCensusKey);
     op.redispatchBoxed(below, stack);
@@ -147,12 +147,13 @@ void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 void note_routing(Censuses& censuses, const std::set<std::string>& looped, bool merged) {
   for (auto& [kind, census] : censuses) {
     for (CensusEntry& entry : census) {
-      const auto place = expert_place(place_of(entry.place).path);
+      const auto place = expert_place(site::place_of(entry.place).path);
       if (!place || (!place->number && !looped.contains(place->experts))) continue;
       int64_t routed = 0;
-      for (int k = 0; k < kForwardKinds; ++k) {
+      for (int k = 0; k < site::kForwardKinds; ++k) {
         if (!merged && k != static_cast<int>(kind)) continue;
-        const auto times = routed_in_census().of(place_id(place->experts), entry.phase, static_cast<ForwardKind>(k));
+        const auto times =
+            routed_in_census().of(site::place_id(place->experts), entry.phase, static_cast<site::ForwardKind>(k));
         for (std::size_t e = 0; e < times.size(); ++e) {
           if (!place->number || static_cast<std::size_t>(*place->number) == e) routed += times[e];
         }
@@ -164,7 +165,7 @@ void note_routing(Censuses& censuses, const std::set<std::string>& looped, bool 
 
 // Forwards since the census began.
 int64_t begun(const Counting& all, std::size_t phase, std::size_t kind) {
-  return forwards_begun()[phase][kind] - all.before[phase][kind];
+  return site::forwards_begun()[phase][kind] - all.before[phase][kind];
 }
 
 Censuses end_counting(bool merged) {
@@ -174,15 +175,15 @@ Censuses end_counting(bool merged) {
   const std::lock_guard<std::mutex> lock(all.mutex);
   Censuses censuses;
   bool any = false;
-  for (std::size_t p = 0; p < kPhases; ++p) {
-    for (std::size_t k = 0; k < kForwardKinds; ++k) any |= begun(all, p, k) > 0;
+  for (std::size_t p = 0; p < site::kPhases; ++p) {
+    for (std::size_t k = 0; k < site::kForwardKinds; ++k) any |= begun(all, p, k) > 0;
   }
   std::set<std::string> looped;
-  std::map<std::tuple<std::string, PlaceId, Phase>, CensusEntry> sums;
+  std::map<std::tuple<std::string, site::PlaceId, site::Phase>, CensusEntry> sums;
   for (auto& [key, counted] : all.entries) {
     const CensusEntry& entry = counted.entry;
     if (counted.reads_slice) {
-      if (const auto place = expert_place(place_of(entry.place).path)) looped.insert(place->experts);
+      if (const auto place = expert_place(site::place_of(entry.place).path)) looped.insert(place->experts);
     }
     if (merged) {
       CensusEntry& sum = sums[{entry.name, entry.place, entry.phase}];
@@ -190,14 +191,14 @@ Censuses end_counting(bool merged) {
       sum.calls += entry.calls, sum.flops += entry.flops, sum.bytes += entry.bytes, sum.writes += entry.writes;
       continue;
     }
-    const ForwardKind kind = std::get<0>(key);
-    const bool backward = entry.phase == Phase::kActorBackward || entry.phase == Phase::kRecompute;
-    const auto phase = static_cast<std::size_t>(backward ? Phase::kActorBackward : entry.phase);
+    const site::ForwardKind kind = std::get<0>(key);
+    const bool backward = entry.phase == site::Phase::kActorBackward || entry.phase == site::Phase::kRecompute;
+    const auto phase = static_cast<std::size_t>(backward ? site::Phase::kActorBackward : entry.phase);
     const int64_t forwards = begun(all, phase, static_cast<std::size_t>(kind));
     censuses[kind].push_back(entry);
     censuses[kind].back().forwards = forwards > 0 || !any ? forwards : kOutsideOfForwards;
   }
-  for (auto& [key, entry] : sums) censuses[ForwardKind::kWhole].push_back(std::move(entry));
+  for (auto& [key, entry] : sums) censuses[site::ForwardKind::kWhole].push_back(std::move(entry));
   note_routing(censuses, looped, merged);
   all.entries.clear();
   return censuses;
@@ -205,13 +206,13 @@ Censuses end_counting(bool merged) {
 
 }  // namespace
 
-void count_boundary(PlaceId place, Surface surface) {
+void count_boundary(site::PlaceId place, site::Surface surface) {
   if (!c10::impl::tls_is_dispatch_key_included(kCensusKey)) return;
-  const std::string name(surface == Surface::kInput ? kInputBoundary : kOutputBoundary);
-  const Phase phase = locate().phase;
+  const std::string name(surface == site::Surface::kInput ? kInputBoundary : kOutputBoundary);
+  const site::Phase phase = site::locate().phase;
   Counting& all = counting();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  CensusEntry& entry = all.entries[{forward_kind(), name, place, phase}].entry;
+  CensusEntry& entry = all.entries[{site::forward_kind(), name, place, phase}].entry;
   if (entry.calls == 0) entry = {name, place, phase, 0, 0, 0, ""};
   entry.calls += 1, entry.writes += 1;
 }
@@ -220,31 +221,31 @@ namespace {
 
 std::atomic<const Plan*> told{nullptr};
 
-bool is_told(PlaceId place, Surface surface) {
+bool is_told(site::PlaceId place, site::Surface surface) {
   const Plan* plan = told.load();
   return plan != nullptr && boundary_is_wanted(*plan, place, surface);
 }
-at::Tensor count_and_pass(const at::Tensor& x, PlaceId place, Surface surface) {
+at::Tensor count_and_pass(const at::Tensor& x, site::PlaceId place, site::Surface surface) {
   if (is_told(place, surface)) count_boundary(place, surface);
   return x;
 }
-const SiteListener kCensusListener{count_and_pass, is_told, [](Phase, ForwardKind, int64_t) {}};
+const site::SiteListener kCensusListener{count_and_pass, is_told, [](site::Phase, site::ForwardKind, int64_t) {}};
 
 }  // namespace
 
 ToldBoundaries::ToldBoundaries(const Plan& plan) {
   FL_ASSERT(active_plan() == nullptr && told == nullptr);
   told = &plan;
-  set_site_listener(&kCensusListener);
+  site::set_site_listener(&kCensusListener);
 }
 ToldBoundaries::~ToldBoundaries() {
-  set_site_listener(nullptr);
+  site::set_site_listener(nullptr);
   told = nullptr;
 }
 
-std::optional<Surface> boundary_of(const CensusEntry& entry) {
-  if (entry.name == kInputBoundary) return Surface::kInput;
-  if (entry.name == kOutputBoundary) return Surface::kOutput;
+std::optional<site::Surface> boundary_of(const CensusEntry& entry) {
+  if (entry.name == kInputBoundary) return site::Surface::kInput;
+  if (entry.name == kOutputBoundary) return site::Surface::kOutput;
   return {};
 }
 
@@ -253,24 +254,24 @@ void begin_census() {
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.entries.clear();
-    all.before = forwards_begun();
+    all.before = site::forwards_begun();
   }
   record_routing(true);
   c10::impl::tls_set_dispatch_key_included(kCensusKey, true);
 }
 
-Census end_census() { return std::move(end_counting(/*merged=*/true)[ForwardKind::kWhole]); }
+Census end_census() { return std::move(end_counting(/*merged=*/true)[site::ForwardKind::kWhole]); }
 
 Censuses end_census_by_kind() { return end_counting(/*merged=*/false); }
 
-nlohmann::ordered_json to_json(const Census& census) {
-  auto json = nlohmann::ordered_json::array();
+Json to_json(const Census& census) {
+  auto json = Json::array();
   for (const CensusEntry& entry : census) {
     if (boundary_of(entry)) continue;
-    const Place& place = place_of(entry.place);
+    const site::Place& place = site::place_of(entry.place);
     json.push_back({{"operator", entry.name},
                     {"family", std::string(family_of(base_name(entry.name)))},
-                    {"phase", std::string(phase_name(entry.phase))},
+                    {"phase", std::string(site::phase_name(entry.phase))},
                     {"place", place.path},
                     {"layer", place.layer},
                     {"calls", entry.calls},
@@ -285,4 +286,4 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&count_operator>());
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

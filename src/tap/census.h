@@ -4,18 +4,18 @@
 #pragma once
 
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "tap/plan.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 struct CensusEntry {
   std::string name;  // "aten::mm"
-  PlaceId place = kNowhere;
-  Phase phase = Phase::kRollout;
+  site::PlaceId place = site::kNowhere;
+  site::Phase phase = site::Phase::kRollout;
   int64_t calls = 0;
   double flops = 0;
   double bytes = 0;
@@ -26,11 +26,11 @@ struct CensusEntry {
   bool scoring = false;  // of forwards of actor_forward that no backward follows; the others have entries of their own
 };
 using Census = std::vector<CensusEntry>;
-using Censuses = std::map<ForwardKind, Census>;  // of one forward of each kind
+using Censuses = std::map<site::ForwardKind, Census>;  // of one forward of each kind
 
 void begin_census();            // counts what this thread runs from now on, and the backward threads it starts
 Census end_census();            // of all that ran, as one forward
 Censuses end_census_by_kind();  // of all that ran, told apart by the forwards that began meanwhile
-nlohmann::ordered_json to_json(const Census& census);
+Json to_json(const Census& census);
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -10,15 +10,17 @@
 #include "tap/boundary.h"
 #include "tap/operator_tap.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
-bool is_backward(Phase phase) { return phase == Phase::kActorBackward || phase == Phase::kRecompute; }
+bool is_backward(site::Phase phase) { return phase == site::Phase::kActorBackward || phase == site::Phase::kRecompute; }
 
-std::string place_text(PlaceId place) { return place == kNowhere ? "no known place" : place_of(place).path; }
+std::string place_text(site::PlaceId place) {
+  return place == site::kNowhere ? "no known place" : site::place_of(place).path;
+}
 
 struct Expected {
-  std::map<PlaceId, int64_t> calls;
+  std::map<site::PlaceId, int64_t> calls;
   int64_t forwards = 0;
   int64_t routed = 0;  // routed calls that were asked for
 };
@@ -34,14 +36,14 @@ class Expectation {
 
   // So many forwards of this kind ran in the phase, each as the census says. Without forwards of this phase in the
   // census those of another will do: what runs forward is the same. scoring: as CensusEntry's.
-  void add(ForwardKind kind, Phase phase, int64_t forwards, const Census* census, bool scoring = false) {
+  void add(site::ForwardKind kind, site::Phase phase, int64_t forwards, const Census* census, bool scoring = false) {
     Expected& expected = phases_[phase];
     expected.forwards += forwards;
-    const std::optional<Phase> from = census == nullptr ? std::nullopt : source(*census, phase);
+    const std::optional<site::Phase> from = census == nullptr ? std::nullopt : source(*census, phase);
     if (!from) {
       complain(ComplaintCode::kUnpredicted, "",
                "{} {} forwards ran in {}, and the census has none of that kind: their calls cannot be predicted",
-               forwards, forward_kind_name(kind), phase_name(phase));
+               forwards, site::forward_kind_name(kind), site::phase_name(phase));
       unpredicted_.insert(phase);
       return;
     }
@@ -56,25 +58,25 @@ class Expectation {
                   {std::max<int64_t>(1, entry.forwards), "forwards"}, phase);
         continue;
       }
-      const auto place = expert_place(place_of(entry.place).path);
+      const auto place = expert_place(site::place_of(entry.place).path);
       if (place->number) {
         auto& [writes, routed] = experts[{place->experts, place->inside, entry.name}];
         writes += entry.writes, routed += entry.routed;
         continue;
       }
       int64_t all = 0;
-      for (const int64_t times : plan_.routed().of(place_id(place->experts), phase, kind)) all += times;
+      for (const int64_t times : plan_.routed().of(site::place_id(place->experts), phase, kind)) all += times;
       lists.emplace(place->experts, all);
       add_calls(expected, entry.name, entry.place, entry.writes, all, {entry.routed, "routed calls"}, phase);
     }
     for (const auto& [key, counts] : experts) {
       const auto& [list, inside, name] = key;
-      const auto times = plan_.routed().of(place_id(list), phase, kind);
+      const auto times = plan_.routed().of(site::place_id(list), phase, kind);
       int64_t all = 0;
       for (std::size_t e = 0; e < times.size(); ++e) {
         if (times[e] == 0) continue;
         all += times[e];
-        add_calls(expected, name, place_id(fmt::format("{}.{}{}{}", list, e, inside.empty() ? "" : ".", inside)),
+        add_calls(expected, name, site::place_id(fmt::format("{}.{}{}{}", list, e, inside.empty() ? "" : ".", inside)),
                   counts.first, times[e], {counts.second, "routed calls"}, phase);
       }
       lists.emplace(list, all);
@@ -85,7 +87,7 @@ class Expectation {
   void judge(const std::vector<Plan::Evidence>& evidence) {
     for (const auto& [phase, expected] : phases_) {
       if (unpredicted_.contains(phase)) continue;
-      std::map<PlaceId, int64_t> counted;
+      std::map<site::PlaceId, int64_t> counted;
       int64_t all_counted = 0, all_expected = 0;
       for (const auto& [row, numbers] : evidence) {
         if (row->rule != &rule_ || row->phase != phase) continue;
@@ -95,13 +97,13 @@ class Expectation {
       const auto [places, only_place] = differing(counted, expected.calls);
       if (all_counted != all_expected) {
         complain(ComplaintCode::kCounts, only_place, "{} calls in {} where {} forwards{} make {}{}", all_counted,
-                 phase_name(phase), expected.forwards,
+                 site::phase_name(phase), expected.forwards,
                  expected.routed > 0 ? fmt::format(" and {} routed calls", expected.routed) : "", all_expected,
                  places.empty() ? "" : ": " + places);
-      } else if (counted[kNowhere] == expected_at(expected, kNowhere) && !places.empty()) {
+      } else if (counted[site::kNowhere] == expected_at(expected, site::kNowhere) && !places.empty()) {
         // Compiled code is unattributed where the census was not: then only the sum can be held against it.
         complain(ComplaintCode::kCounts, only_place, "{} calls in {} are as many as expected, but not where: {}",
-                 all_counted, phase_name(phase), places);
+                 all_counted, site::phase_name(phase), places);
       }
     }
   }
@@ -117,21 +119,22 @@ class Expectation {
 
   bool names(const CensusEntry& entry) const {
     const auto boundary = boundary_of(entry);
-    return boundary ? rule_means_boundary(rule_, place_of(entry.place), *boundary) : operators_.contains(entry.name);
+    return boundary ? rule_means_boundary(rule_, site::place_of(entry.place), *boundary)
+                    : operators_.contains(entry.name);
   }
 
-  static int64_t expected_at(const Expected& expected, PlaceId place) {
+  static int64_t expected_at(const Expected& expected, site::PlaceId place) {
     const auto found = expected.calls.find(place);
     return found == expected.calls.end() ? 0 : found->second;
   }
 
-  static std::optional<Phase> source(const Census& census, Phase phase) {
-    std::set<Phase> seen;
+  static std::optional<site::Phase> source(const Census& census, site::Phase phase) {
+    std::set<site::Phase> seen;
     for (const CensusEntry& entry : census) {
       if (entry.forwards != kOutsideOfForwards) seen.insert(entry.phase);
     }
     if (is_backward(phase) || seen.contains(phase)) return phase;
-    for (const Phase other : seen) {
+    for (const site::Phase other : seen) {
       if (!is_backward(other)) return other;
     }
     return {};
@@ -141,11 +144,11 @@ class Expectation {
     int64_t count;
     const char* what;
   };
-  void add_calls(Expected& expected, const std::string& name, PlaceId place, int64_t writes, int64_t times, Per per,
-                 Phase phase) {
+  void add_calls(Expected& expected, const std::string& name, site::PlaceId place, int64_t writes, int64_t times,
+                 Per per, site::Phase phase) {
     if (!why_unreached(rule_, {place, phase}, rule_.rule.where->surface).empty()) return;
     if (writes % per.count != 0) {
-      complain(ComplaintCode::kUnpredicted, place_of(place).path,
+      complain(ComplaintCode::kUnpredicted, site::place_of(place).path,
                "{} at {} ran {} times in {} {} of the census: what changes from one to the next cannot be predicted",
                name, place_text(place), writes, per.count, per.what);
       unpredicted_.insert(phase);
@@ -158,7 +161,8 @@ class Expectation {
     std::string text;        // the first few places, with their counts
     std::string only_place;  // its path, where there is one alone
   };
-  static Differing differing(const std::map<PlaceId, int64_t>& counted, const std::map<PlaceId, int64_t>& expected) {
+  static Differing differing(const std::map<site::PlaceId, int64_t>& counted,
+                             const std::map<site::PlaceId, int64_t>& expected) {
     std::string text, first_place;
     int named = 0;
     for (const auto& [place, calls] : counted) {
@@ -166,7 +170,7 @@ class Expectation {
       const int64_t wanted = found == expected.end() ? 0 : found->second;
       if (calls == wanted) continue;
       if (++named > 3) return {text + ", …", ""};
-      if (named == 1) first_place = place_of(place).path;
+      if (named == 1) first_place = site::place_of(place).path;
       text += fmt::format("{}{} at {} instead of {}", text.empty() ? "" : ", ", calls, place_text(place), wanted);
     }
     return {text, named == 1 ? first_place : ""};
@@ -176,8 +180,8 @@ class Expectation {
   const PlanRule& rule_;
   std::vector<Complaint>& complaints_;
   std::set<std::string> operators_;
-  std::map<Phase, Expected> phases_;
-  std::set<Phase> unpredicted_;
+  std::map<site::Phase, Expected> phases_;
+  std::set<site::Phase> unpredicted_;
 };
 
 }  // namespace
@@ -194,21 +198,21 @@ void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<
                        [](const auto& entry) { return boundary_of(entry); });
   });
   for (const auto& rule : plan.rules()) {
-    const Selector& where = *rule->rule.where;
-    const bool judged = where.operator_pattern.empty() ? where.surface != Surface::kGradient && tells_boundaries
-                                                       : where.surface == Surface::kOutput;
+    const site::Selector& where = *rule->rule.where;
+    const bool judged = where.operator_pattern.empty() ? where.surface != site::Surface::kGradient && tells_boundaries
+                                                       : where.surface == site::Surface::kOutput;
     if (!judged) continue;
     Expectation expectation(plan, *rule, complaints);
-    for (int k = 0; k < kForwardKinds; ++k) {
-      const auto kind = static_cast<ForwardKind>(k);
+    for (int k = 0; k < site::kForwardKinds; ++k) {
+      const auto kind = static_cast<site::ForwardKind>(k);
       const auto census = censuses.find(kind);
-      for (int p = 0; p < kPhases; ++p) {
-        const auto phase = static_cast<Phase>(p);
-        const int64_t forwards = plan.forwards(is_backward(phase) ? Phase::kActorBackward : phase, kind);
+      for (int p = 0; p < site::kPhases; ++p) {
+        const auto phase = static_cast<site::Phase>(p);
+        const int64_t forwards = plan.forwards(is_backward(phase) ? site::Phase::kActorBackward : phase, kind);
         if (forwards == 0 || !rule->phases.test(static_cast<std::size_t>(p))) continue;
         const Census* known = census == censuses.end() ? nullptr : &census->second;
-        const int64_t scored = phase == Phase::kActorForward && known != nullptr && tells_scoring(*known)
-                                   ? forwards - plan.forwards(Phase::kActorBackward, kind)
+        const int64_t scored = phase == site::Phase::kActorForward && known != nullptr && tells_scoring(*known)
+                                   ? forwards - plan.forwards(site::Phase::kActorBackward, kind)
                                    : 0;
         if (forwards > scored) expectation.add(kind, phase, forwards - scored, known);
         if (scored > 0) expectation.add(kind, phase, scored, known, /*scoring=*/true);
@@ -218,4 +222,4 @@ void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

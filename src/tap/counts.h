@@ -9,14 +9,14 @@
 #include "base/complaint.h"
 #include "tap/census.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 inline constexpr int64_t kOutsideOfForwards = -1;  // CensusEntry::forwards of what ran before the first of its kind
 
 // Named tensors that pass are entries of a census, too: so are module rules predicted. Python's hooks tell them; our
 // own model passes them where somebody wants them: ToldBoundaries.
-void count_boundary(PlaceId place, Surface surface);           // nothing where this thread takes no census
-std::optional<Surface> boundary_of(const CensusEntry& entry);  // nothing: it is an operator
+void count_boundary(site::PlaceId place, site::Surface surface);     // nothing where this thread takes no census
+std::optional<site::Surface> boundary_of(const CensusEntry& entry);  // nothing: it is an operator
 
 // For a census of our own model while no plan is armed: it runs as it will under this plan, whose named tensors pass as
 // they are and are counted.
@@ -36,4 +36,4 @@ bool tells_scoring(const Census& census);
 void judge_counts(const Plan& plan, const Censuses& censuses, const std::vector<Plan::Evidence>& evidence,
                   std::vector<Complaint>& complaints);
 
-}  // namespace faultline
+}  // namespace faultline::tap

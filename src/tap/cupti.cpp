@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <vector>
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 namespace fs = std::filesystem;
@@ -70,16 +70,13 @@ std::string find_all(void* library, Cupti& cupti) {
   find(library, "cuptiGetResultString", cupti.GetResultString, why);
   find(library, "cuptiSubscribe", cupti.Subscribe, why);
   find(library, "cuptiUnsubscribe", cupti.Unsubscribe, why);
+  find(library, "cuptiEnableCallback", cupti.EnableCallback, why);
   find(library, "cuptiActivityRegisterCallbacks", cupti.ActivityRegisterCallbacks, why);
   find(library, "cuptiActivityEnable", cupti.ActivityEnable, why);
   find(library, "cuptiActivityDisable", cupti.ActivityDisable, why);
-  find(library, "cuptiActivityEnableRuntimeApi", cupti.ActivityEnableRuntimeApi, why);
-  find(library, "cuptiActivityEnableDriverApi", cupti.ActivityEnableDriverApi, why);
   find(library, "cuptiActivityFlushAll", cupti.ActivityFlushAll, why);
   find(library, "cuptiActivityGetNextRecord", cupti.ActivityGetNextRecord, why);
   find(library, "cuptiActivityGetNumDroppedRecords", cupti.ActivityGetNumDroppedRecords, why);
-  find(library, "cuptiActivityPushExternalCorrelationId", cupti.ActivityPushExternalCorrelationId, why);
-  find(library, "cuptiActivityPopExternalCorrelationId", cupti.ActivityPopExternalCorrelationId, why);
   return why;
 }
 
@@ -106,4 +103,4 @@ const Cupti* load_cupti(std::string& why) {
   return why.empty() ? &loaded.cupti : nullptr;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

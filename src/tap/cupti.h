@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <string>
 
-namespace faultline {
+namespace faultline::tap {
 
 using CuptiResult = int;
 constexpr CuptiResult kCuptiSuccess = 0, kCuptiEndOfBuffer = 12, kCuptiHeldByAnother = 39;
 
-enum class CuptiActivity : uint32_t { kConcurrentKernel = 10, kExternalCorrelation = 39 };
-constexpr int kCuptiCustomKind = 5;  // CUSTOM2 of the external kinds; torch's profiler uses CUSTOM0 and CUSTOM1
+enum class CuptiActivity : uint32_t { kConcurrentKernel = 10 };
+enum class CuptiDomain : int { kDriver = 1, kRuntime = 2 };
 constexpr uint32_t kCuptiFlushForced = 1;
 
 // CUpti_ActivityKernel9 to 13, up to the last field that is read.
@@ -38,15 +38,19 @@ static_assert(offsetof(CuptiKernel, start) == 16 && offsetof(CuptiKernel, device
 static_assert(offsetof(CuptiKernel, correlation) == 92 && offsetof(CuptiKernel, name) == 104);
 static_assert(offsetof(CuptiKernel, graph_node) == 144 && offsetof(CuptiKernel, graph) == 156);
 
-// CUpti_ActivityExternalCorrelation: the record before an API call's that a pushed number belongs to.
-struct alignas(8) CuptiExternal {
-  uint32_t kind;
-  int32_t external_kind;
-  uint64_t id;
-  uint32_t correlation;
-  uint32_t reserved;
+// CUpti_CallbackData: what a callback is told of an API call.
+struct alignas(8) CuptiCall {
+  int32_t site;  // 0: the call begins
+  const char* function;
+  const void* parameters;
+  void* result;
+  const char* kernel;
+  void* context;
+  uint32_t context_number;
+  uint64_t* kept;
+  uint32_t correlation;  // that of the kernel's record
 };
-static_assert(sizeof(CuptiExternal) == 24);
+static_assert(offsetof(CuptiCall, context_number) == 48 && offsetof(CuptiCall, correlation) == 64);
 
 // The functions by their names in CUPTI, without the prefix.
 struct Cupti {
@@ -58,16 +62,13 @@ struct Cupti {
   CuptiResult (*GetResultString)(CuptiResult result, const char** text) = nullptr;
   CuptiResult (*Subscribe)(void** subscriber, Callback callback, void* user) = nullptr;
   CuptiResult (*Unsubscribe)(void* subscriber) = nullptr;
+  CuptiResult (*EnableCallback)(uint32_t enable, void* subscriber, CuptiDomain domain, uint32_t call) = nullptr;
   CuptiResult (*ActivityRegisterCallbacks)(Requested requested, Completed completed) = nullptr;
   CuptiResult (*ActivityEnable)(CuptiActivity kind) = nullptr;
   CuptiResult (*ActivityDisable)(CuptiActivity kind) = nullptr;
-  CuptiResult (*ActivityEnableRuntimeApi)(uint32_t call, uint8_t enable) = nullptr;
-  CuptiResult (*ActivityEnableDriverApi)(uint32_t call, uint8_t enable) = nullptr;
   CuptiResult (*ActivityFlushAll)(uint32_t flag) = nullptr;
   CuptiResult (*ActivityGetNextRecord)(uint8_t* buffer, std::size_t valid, void** record) = nullptr;
   CuptiResult (*ActivityGetNumDroppedRecords)(void* context, uint32_t stream, std::size_t* dropped) = nullptr;
-  CuptiResult (*ActivityPushExternalCorrelationId)(int kind, uint64_t id) = nullptr;
-  CuptiResult (*ActivityPopExternalCorrelationId)(int kind, uint64_t* id) = nullptr;
 };
 
 // By cuptiGetVersion: CUDA 12.6 to 12.9, 13.0 to 13.4.
@@ -83,4 +84,4 @@ constexpr uint32_t kDriverLaunches[] = {307, 442, 477, 478, 652, 653};
 // torch (nvidia/*/lib), else the toolkit's. Loaded once. nullptr: there is none, and `why` says so.
 const Cupti* load_cupti(std::string& why);
 
-}  // namespace faultline
+}  // namespace faultline::tap

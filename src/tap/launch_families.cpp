@@ -9,7 +9,7 @@
 #include <memory>
 #include <span>
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 using enum LaunchFamily;
@@ -256,4 +256,4 @@ std::string short_kernel_name(std::string_view demangled) {
   return name;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace faultline {
+namespace faultline::tap {
 
 enum class LaunchFamily { kFault, kProduct, kAttention, kNorm, kActivation, kCopy, kOther };
 std::string_view name_of(LaunchFamily family);  // "fault", "product", …
@@ -25,4 +25,4 @@ std::string demangled_kernel(const char* name);
 // For tables: without return type, parameters and "(anonymous namespace)::", long template arguments cut.
 std::string short_kernel_name(std::string_view demangled);
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace faultline {
+namespace faultline::tap {
 namespace launch_families_test {
 
 using enum LaunchFamily;
@@ -120,32 +120,37 @@ TEST(LaunchFamilies, KnowTheRest) {
 }
 
 TEST(LaunchFamilies, KnowOurOwn) {
+  expect(kFault,
+         {"void faultline::numeric::cuda::relative_gaussian_kernel<true, faultline::numeric::Bf16, "
+          "4>(faultline::numeric::Argument)",
+          "void faultline::numeric::cuda::fault_kernel<(faultline::numeric::FaultKind)3, "
+          "faultline::numeric::Bf16>(faultline::numeric::FaultArguments)",
+          "void faultline::numeric::cuda::(anonymous namespace)::quantize_kernel<faultline::numeric::Bf16, true>()",
+          "void faultline::numeric::cuda::block_format_kernel<true>()",
+          "void faultline::model::ops::cuda::(anonymous namespace)::norm_with_fault_kernel<float>()",
+          // mangled, as CUPTI gives it
+          "_ZN9faultline7numeric4cuda12fault_kernelILNS0_9FaultKindE3ENS0_7Float32EEEvNS0_14FaultArgumentsENS0_"
+          "9TraversalE",
+          "_ZN9faultline7numeric4cuda44_GLOBAL__N__01fded9c_11_quantize_cu_943b5b1315quantize_kernelILNS0_"
+          "10FormatKindE6ENS0_7Float32EEEvNS0_17QuantizeArgumentsE"});
+  expect(kFault,
+         {"void faultline::numeric::cuda::(anonymous namespace)::tensor_kernel<faultline::numeric::Bf16>()",
+          "void faultline::numeric::cuda::(anonymous namespace)::row_kernel<faultline::numeric::Bf16>()",
+          "faultline::numeric::cuda::(anonymous namespace)::tensor_amax_kernel(uint4 const*, long, UnitRange*)"},
+         true);
   expect(
       kFault,
-      {"void faultline::cuda::relative_gaussian_kernel<true, faultline::Bf16, 4>(faultline::Argument)",
-       "void faultline::cuda::fault_kernel<(faultline::FaultKind)3, faultline::Bf16>(faultline::FaultArguments)",
-       "void faultline::cuda::(anonymous namespace)::quantize_kernel<faultline::Bf16, true>()",
-       "void faultline::cuda::block_format_kernel<true>()",
-       "void faultline::ops::cuda::(anonymous namespace)::norm_with_fault_kernel<float>()",
-       // mangled, as CUPTI gives it
-       "_ZN9faultline4cuda12fault_kernelILNS_9FaultKindE17ENS_8BFloat16EEEvNS_14FaultArgumentsENS_9TraversalE",
-       "_ZN9faultline4cuda44_GLOBAL__N__01fded9c_11_quantize_cu_b4794c0715quantize_kernelINS_7Float16EEEvPKNT_4BitsE"});
-  expect(kFault,
-         {"void faultline::cuda::(anonymous namespace)::tensor_kernel<faultline::Bf16>()",
-          "void faultline::cuda::(anonymous namespace)::row_kernel<faultline::Bf16>()",
-          "faultline::cuda::(anonymous namespace)::tensor_amax_kernel(uint4 const*, long, UnitRange*)"},
-         true);
-  expect(kFault,
-         {"_ZN9faultline4cuda46_GLOBAL__N__e0c624d6_13_statistics_cu_99899d2313tensor_kernelINS_7Float16EEEvNS_"
-          "18ReferenceArgumentsENS_9TraversalEPKNT_4BitsEPdPf"},
-         true);
-  expect(kProduct, {"_ZN9faultline3ops4cuda41_GLOBAL__N__767400c4_9_linear_cu_7aff884511tile_kernelI6__halfLb0EEEvNS1_"
-                    "15LinearArgumentsE"});
-  expect(kAttention, {"void faultline::ops::cuda::attend_kernel<float, 2>()"});
-  expect(kNorm, {"void faultline::ops::cuda::(anonymous namespace)::norm_kernel<float>()"});
-  expect(kActivation, {"void faultline::ops::cuda::(anonymous namespace)::forward_kernel<float>()"});
-  expect(kOther, {"faultline::cuda::(anonymous namespace)::digest_kernel(unsigned char const*)",
-                  "void faultline::ops::cuda::(anonymous namespace)::draw_kernel<float>()"});
+      {"_ZN9faultline7numeric4cuda46_GLOBAL__N__e0c624d6_13_statistics_cu_200bd54b13tensor_kernelINS0_7Float16EEEvNS0_"
+       "18ReferenceArgumentsENS0_9TraversalEPKNT_4BitsEPdPf"},
+      true);
+  expect(kProduct,
+         {"_ZN9faultline5model3ops4cuda41_GLOBAL__N__767400c4_9_linear_cu_49f8287e11tile_kernelI6__halfLb0EEEvNS2_"
+          "15LinearArgumentsE"});
+  expect(kAttention, {"void faultline::model::ops::cuda::attend_kernel<float, 2>()"});
+  expect(kNorm, {"void faultline::model::ops::cuda::(anonymous namespace)::norm_kernel<float>()"});
+  expect(kActivation, {"void faultline::model::ops::cuda::(anonymous namespace)::forward_kernel<float>()"});
+  expect(kOther, {"faultline::numeric::cuda::(anonymous namespace)::digest_kernel(unsigned char const*)",
+                  "void faultline::model::ops::cuda::(anonymous namespace)::draw_kernel<float>()"});
   // Only its own namespace makes a kernel ours.
   expect(kOther, {"void engine::apply<faultline::FaultArguments>()", "void engine::fault_kernel<float>()"});
 }
@@ -161,4 +166,4 @@ TEST(LaunchFamilies, ShortNamesLeaveOutWhatNobodyReads) {
 }
 
 }  // namespace launch_families_test
-}  // namespace faultline
+}  // namespace faultline::tap

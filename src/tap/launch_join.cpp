@@ -1,12 +1,13 @@
 #include "tap/launch_join.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <tuple>
 #include <unordered_set>
 
-namespace faultline {
+#include "base/json.h"
+
+namespace faultline::tap {
 namespace {
 
 // By name: names repeat in every forward, and each is read once.
@@ -57,9 +58,7 @@ std::vector<bool> faulted(const std::vector<Launch>& launches, const std::vector
   return result;
 }
 
-nlohmann::ordered_json to_json(const LaunchCount& count) {
-  return {{"launches", count.launches}, {"faulted", count.faulted}};
-}
+Json to_json(const LaunchCount& count) { return {{"launches", count.launches}, {"faulted", count.faulted}}; }
 
 }  // namespace
 
@@ -93,23 +92,23 @@ LaunchTable tabulate(const LaunchList& list) {
   return table;
 }
 
-nlohmann::ordered_json to_json(const LaunchTable& table) {
-  auto families = nlohmann::ordered_json::object();
+Json to_json(const LaunchTable& table) {
+  auto families = Json::object();
   for (const auto& [family, counts] : table.families) {
-    nlohmann::ordered_json entry = to_json(counts.all);
+    Json entry = to_json(counts.all);
     entry["parts"] = counts.parts;
-    entry["kernels"] = nlohmann::ordered_json::object();
+    entry["kernels"] = Json::object();
     for (const auto& [name, count] : counts.kernels) entry["kernels"][name] = to_json(count);
     families[std::string(name_of(family))] = std::move(entry);
   }
   return {{"launches", table.launches}, {"in_graphs", table.in_graphs}, {"families", std::move(families)}};
 }
 
-nlohmann::ordered_json list_to_json(const LaunchList& list) {
+Json list_to_json(const LaunchList& list) {
   const std::vector<LaunchKind> kinds = kinds_of(list);
   const std::vector<std::size_t> order = by_stream_and_time(list.launches);
   const std::vector<bool> hit = faulted(list.launches, kinds, order);
-  auto all = nlohmann::ordered_json::array();
+  auto all = Json::array();
   for (const std::size_t i : order) {
     const Launch& launch = list.launches[i];
     all.push_back({{"name", short_kernel_name(list.names[launch.name])},
@@ -128,4 +127,4 @@ nlohmann::ordered_json list_to_json(const LaunchList& list) {
   return all;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

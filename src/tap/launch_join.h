@@ -4,13 +4,13 @@
 
 #include <cstdint>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "tap/launch_families.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 struct Launch {
   uint32_t name = 0;  // in LaunchList::names
@@ -50,8 +50,8 @@ struct LaunchTable {
 LaunchTable tabulate(const LaunchList& list);
 
 // {"launches", "in_graphs", "families": {"product": {"launches", "faulted", "parts", "kernels": {name: {…}}}, …}}
-nlohmann::ordered_json to_json(const LaunchTable& table);
+Json to_json(const LaunchTable& table);
 // Each launch with what was made of it, in the order of streams and times: for whoever doubts the table.
-nlohmann::ordered_json list_to_json(const LaunchList& list);
+Json list_to_json(const LaunchList& list);
 
-}  // namespace faultline
+}  // namespace faultline::tap

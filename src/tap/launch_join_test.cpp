@@ -1,19 +1,19 @@
 // Which launches were faulted, on lists that no GPU had to make: the orders that graphs, split products, other streams
 // and kernels beside the dispatcher give, and those that somebody would make to be taken for faulted.
 #include "tap/launch_join.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-namespace faultline {
+namespace faultline::tap {
 namespace launch_join_test {
 
 const std::string kProductKernel = "nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT", kTriton = "triton_mm_31",
                   kReduce = "void cublasLt::splitKreduce_kernel<32, 16>(int)",
-                  kFaultKernel = "void faultline::cuda::relative_gaussian_kernel<true>(int)",
-                  kStatistics = "void faultline::cuda::(anonymous namespace)::tensor_kernel<float>(int)",
+                  kFaultKernel = "void faultline::numeric::cuda::relative_gaussian_kernel<true>(int)",
+                  kStatistics = "void faultline::numeric::cuda::(anonymous namespace)::tensor_kernel<float>(int)",
                   kNormKernel = "void vllm::rms_norm_kernel<float>(int)",
                   kFlash = "void flash::flash_fwd_splitkv_kernel<64>",
                   kCombine = "void flash::flash_fwd_splitkv_combine_kernel<64>";
@@ -168,19 +168,19 @@ TEST(LaunchJoin, LaunchesThatBeginAtOnceStandInTheOrderOfTheGraph) {
 TEST(LaunchJoin, NothingIsNothing) {
   EXPECT_EQ(tabulate({}).launches, 0);
   EXPECT_TRUE(faulted_launches({}).empty());
-  EXPECT_EQ(to_json(tabulate({})).dump(), R"({"launches":0,"in_graphs":0,"families":{}})");
+  EXPECT_EQ(to_json(tabulate({})).dump(), R"({"families":{},"in_graphs":0,"launches":0})");
 }
 
 TEST(LaunchJoin, WritesTheTableThatAReportQuotes) {
   Script script;
   script.add(kProductKernel).add(kReduce).add(kFaultKernel).add(kTriton);
-  const nlohmann::ordered_json json = to_json(tabulate(script.list));
+  const Json json = to_json(tabulate(script.list));
   EXPECT_EQ(json["families"]["product"].dump(),
-            R"({"launches":2,"faulted":1,"parts":1,"kernels":{")" + kProductKernel +
-                R"(":{"launches":1,"faulted":1},"triton_mm_31":{"launches":1,"faulted":0}}})");
+            R"({"faulted":1,"kernels":{")" + kProductKernel +
+                R"(":{"faulted":1,"launches":1},"triton_mm_31":{"faulted":0,"launches":1}},"launches":2,"parts":1})");
   EXPECT_EQ(list_to_json(script.list).at(3)["faulted"], false);
   EXPECT_EQ(list_to_json(script.list).at(1)["part"], true);
 }
 
 }  // namespace launch_join_test
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -12,11 +12,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
-#include <nlohmann/json.hpp>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
-namespace faultline {
+#include "base/json.h"
+
+namespace faultline::tap {
 namespace launches {
 std::atomic<bool> recording_scopes{false};
 }
@@ -55,7 +57,6 @@ Window& window() {
 // What one buffer holds.
 struct Records {
   std::vector<std::pair<const char*, Launch>> kernels;
-  std::vector<std::pair<uint32_t, uint64_t>> scopes;  // correlation, scope
   int64_t count = 0, timeless = 0;
   bool read_to_its_end = true;
 };
@@ -67,10 +68,7 @@ Records read_records(const Cupti& cupti, uint8_t* buffer, std::size_t valid) {
   while ((result = cupti.ActivityGetNextRecord(buffer, valid, &record)) == kCuptiSuccess) {
     ++records.count;
     const auto kind = static_cast<CuptiActivity>(*static_cast<const uint32_t*>(record));
-    if (kind == CuptiActivity::kExternalCorrelation) {
-      const auto& external = *static_cast<const CuptiExternal*>(record);
-      if (external.external_kind == kCuptiCustomKind) records.scopes.emplace_back(external.correlation, external.id);
-    } else if (kind == CuptiActivity::kConcurrentKernel) {
+    if (kind == CuptiActivity::kConcurrentKernel) {
       const auto& kernel = *static_cast<const CuptiKernel*>(record);
       const Launch launch = {
           0, kernel.device, kernel.context, kernel.stream, kernel.correlation, kernel.graph, kernel.graph_node,
@@ -89,7 +87,6 @@ void keep(Window& the_window, const Records& records) {
   the_window.cost.records += records.count;
   the_window.timeless += records.timeless;
   the_window.unread += !records.read_to_its_end;
-  for (const auto& [correlation, scope] : records.scopes) the_window.scopes[correlation] = scope;
   for (const auto& [name, launch] : records.kernels) {
     if (the_window.list.launches.size() >= kMostLaunches) {
       ++the_window.cost.left_out;
@@ -129,7 +126,19 @@ void buffer_completed(void*, uint32_t, uint8_t* buffer, std::size_t, std::size_t
   std::free(buffer);
 }
 
-void no_callback(void*, int, uint32_t, const void*) {}
+// The scope that is open on this thread; of scopes inside each other the outermost, as only the outermost wrapped call
+// acts: a call that is wrapped above autograd (faulted inputs) and below it is one call.
+thread_local uint64_t open_scope = 0;
+thread_local int scope_depth = 0;
+
+// A kernel is about to be launched by this thread.
+void launch_called(void*, int, uint32_t, const void* data) {
+  const auto& call = *static_cast<const CuptiCall*>(data);
+  if (call.site != 0 || open_scope == 0) return;
+  Window& the_window = window();
+  const std::lock_guard<std::mutex> lock(the_window.mutex);
+  the_window.scopes[call.correlation] = open_scope;
+}
 
 std::string result_text(const Cupti& cupti, CuptiResult result) {
   const char* text = nullptr;
@@ -142,27 +151,26 @@ LaunchesAbsent taken(std::string_view by) {
           fmt::format("kernel launches cannot be recorded, because {}; only one tool at a time can have CUPTI", by)};
 }
 
+// A call that this version does not have yet is refused, which is no loss.
+void watch_calls(const Window& the_window, bool on) {
+  const auto watch = [&](CuptiDomain domain, std::span<const uint32_t> calls) {
+    for (const uint32_t call : calls) the_window.cupti->EnableCallback(on ? 1 : 0, the_window.subscriber, domain, call);
+  };
+  watch(CuptiDomain::kRuntime, kRuntimeLaunches);
+  watch(CuptiDomain::kDriver, kDriverLaunches);
+}
+
 // Undone in the order of what was switched on; each call is allowed where nothing was.
 void switch_off(Window& the_window) {
   const Cupti& cupti = *the_window.cupti;
   cupti.ActivityDisable(CuptiActivity::kConcurrentKernel);
-  if (the_window.with_scopes) {
-    cupti.ActivityDisable(CuptiActivity::kExternalCorrelation);
-    for (const uint32_t call : kRuntimeLaunches) cupti.ActivityEnableRuntimeApi(call, 0);
-    for (const uint32_t call : kDriverLaunches) cupti.ActivityEnableDriverApi(call, 0);
-  }
+  if (the_window.with_scopes) watch_calls(the_window, false);
 }
 
 CuptiResult switch_on(Window& the_window) {
   const Cupti& cupti = *the_window.cupti;
-  CuptiResult result = cupti.ActivityRegisterCallbacks(buffer_requested, buffer_completed);
-  if (result == kCuptiSuccess && the_window.with_scopes) {
-    result = cupti.ActivityEnable(CuptiActivity::kExternalCorrelation);
-    // External numbers come with the records of API calls; launches alone are asked for. A call that this version does
-    // not have yet is refused, which is no loss.
-    for (const uint32_t call : kRuntimeLaunches) cupti.ActivityEnableRuntimeApi(call, 1);
-    for (const uint32_t call : kDriverLaunches) cupti.ActivityEnableDriverApi(call, 1);
-  }
+  const CuptiResult result = cupti.ActivityRegisterCallbacks(buffer_requested, buffer_completed);
+  if (result == kCuptiSuccess && the_window.with_scopes) watch_calls(the_window, true);
   return result == kCuptiSuccess ? cupti.ActivityEnable(CuptiActivity::kConcurrentKernel) : result;
 }
 
@@ -199,20 +207,14 @@ std::optional<LaunchesAbsent> loss(Window& the_window, std::size_t dropped, bool
 
 namespace launches {
 
-// The outermost scope counts, as only the outermost wrapped call acts: a call that is wrapped above autograd (faulted
-// inputs) and below it is one call.
-thread_local int depth = 0;
-
 void push(uint64_t row) {
-  if (depth++ > 0) return;
-  Window& the_window = window();
-  const uint64_t number = the_window.pushed.fetch_add(1, std::memory_order_relaxed) + 1;
-  the_window.cupti->ActivityPushExternalCorrelationId(kCuptiCustomKind, number << 32 | row_of_scope(row));
+  if (scope_depth++ > 0) return;
+  const uint64_t number = window().pushed.fetch_add(1, std::memory_order_relaxed) + 1;
+  open_scope = number << 32 | row_of_scope(row);
 }
 
 void pop() {
-  const Cupti* cupti = window().cupti;
-  if (--depth == 0 && cupti != nullptr) cupti->ActivityPopExternalCorrelationId(kCuptiCustomKind, nullptr);
+  if (--scope_depth == 0) open_scope = 0;
 }
 
 }  // namespace launches
@@ -238,6 +240,7 @@ std::optional<LaunchesAbsent> begin_launches_with(const Cupti& cupti, bool scope
   const Clock::time_point start = Clock::now();
   Window& the_window = window();
   const std::lock_guard<std::mutex> control(the_window.control);
+  // What stands in the way.
   if (the_window.open && the_window.process == getpid())
     return taken("a window of launches is open in this process already");
   if (other_profiler) return taken("torch's profiler is active");
@@ -248,8 +251,9 @@ std::optional<LaunchesAbsent> begin_launches_with(const Cupti& cupti, bool scope
         fmt::format("kernel launches cannot be recorded: this CUPTI says version {}, and the layout of its "
                     "records is known for 24 to 28 (CUDA 12.6 to 12.9) and 130000 to 130499 (13.0 to 13.4)",
                     version)};
+  // CUPTI has one subscriber at a time.
   void* subscriber = nullptr;
-  const CuptiResult subscribed = cupti.Subscribe(&subscriber, no_callback, nullptr);
+  const CuptiResult subscribed = cupti.Subscribe(&subscriber, launch_called, nullptr);
   if (subscribed == kCuptiHeldByAnother)
     return taken(
         "another tool has CUPTI (torch's profiler keeps it from its first use to the end of the process; Nsight and "
@@ -269,6 +273,7 @@ std::optional<LaunchesAbsent> begin_launches_with(const Cupti& cupti, bool scope
     the_window.timeless = the_window.unread = 0;
     the_window.cupti = &cupti;
   }
+  // On; a refusal half-way is undone.
   the_window.subscriber = subscriber;
   the_window.with_scopes = scopes;
   the_window.pushed = 0;
@@ -279,6 +284,7 @@ std::optional<LaunchesAbsent> begin_launches_with(const Cupti& cupti, bool scope
         LaunchAbsence::kNoDevice,
         fmt::format("kernel launches cannot be recorded: CUPTI refuses ({})", result_text(cupti, result))};
   }
+  // The window is open for this process, not for a fork of it.
   static std::once_flag fork_handler;
   std::call_once(fork_handler, [] { pthread_atfork(nullptr, nullptr, forget_after_fork); });
   the_window.open = true;
@@ -330,9 +336,9 @@ RecordedLaunches end_launches_with(bool other_profiler) {
   return recorded;
 }
 
-nlohmann::ordered_json to_json(const RecordedLaunches& recorded, bool listed) {
+Json to_json(const RecordedLaunches& recorded, bool listed) {
   const bool available = !recorded.absent.has_value();
-  nlohmann::ordered_json json = {{"available", available}, {"reason", nullptr}, {"why", nullptr}};
+  Json json = {{"available", available}, {"reason", nullptr}, {"why", nullptr}};
   if (!available) {
     json["reason"] = std::string(name_of(recorded.absent->reason));
     json["why"] = recorded.absent->why;
@@ -347,4 +353,4 @@ nlohmann::ordered_json to_json(const RecordedLaunches& recorded, bool listed) {
   return json;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -5,14 +5,14 @@
 #pragma once
 
 #include <atomic>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
+#include "base/json.h"
 #include "tap/cupti.h"
 #include "tap/launch_join.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 // Why there is no proof by launches; decided by, where the sentence is for people.
 enum class LaunchAbsence {
@@ -51,7 +51,7 @@ RecordedLaunches end_launches_with(bool other_profiler);
 bool torch_profiler_active();
 
 // {"available", "reason", "why", "launches", "in_graphs", "families", "cost"[, "list"]}
-nlohmann::ordered_json to_json(const RecordedLaunches& recorded, bool listed);
+Json to_json(const RecordedLaunches& recorded, bool listed);
 
 namespace launches {
 extern std::atomic<bool> recording_scopes;
@@ -83,4 +83,4 @@ class LaunchScope {
 // Launch::scope -> the row that was pushed.
 constexpr uint64_t row_of_scope(uint64_t scope) { return scope & 0xFFFFFFFFu; }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -1,26 +1,26 @@
 // The window of launches against a CUPTI made here: it hands over records as the library does, and refuses as it does.
 #include "tap/launches.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 
-namespace faultline {
+namespace faultline::tap {
 namespace launches_test {
 
 // A CUPTI of functions without state of their own, so what they did is kept here.
 struct Fake {
   uint32_t version = 130001;
   CuptiResult subscribe = kCuptiSuccess, enable = kCuptiSuccess;
-  bool lose_buffer = false;
+  bool drop_buffer = false;
   std::size_t dropped = 0;
   bool subscribed = false;
   std::set<uint32_t> enabled, runtime_calls, driver_calls;
-  std::vector<uint64_t> pushed;  // the stack of external numbers
+  Cupti::Callback callback = nullptr;
   Cupti::Requested requested = nullptr;
   Cupti::Completed completed = nullptr;
   uint8_t* buffer = nullptr;
@@ -43,14 +43,20 @@ void write(const Record& record, std::size_t size) {
   fake.used += size;
 }
 
-// Records of two sizes, as a version may make them: the size comes from CUPTI alone.
-constexpr std::size_t kKernelBytes = 216, kExternalBytes = 24;
+constexpr std::size_t kKernelBytes = 216;  // of a version: the size comes from CUPTI alone
+constexpr uint32_t kLaunchKernel = 211;    // cudaLaunchKernel
 
 void launch(const char* name, uint64_t start, uint64_t node = 0) {
   if (!fake.enabled.contains(10)) return;
   ++fake.correlation;
-  if (fake.enabled.contains(39) && !fake.pushed.empty())
-    write(CuptiExternal{39, kCuptiCustomKind, fake.pushed.back(), fake.correlation, 0}, kExternalBytes);
+  if (fake.runtime_calls.contains(kLaunchKernel)) {
+    for (const int32_t site : {0, 1}) {  // the call begins, the call ends
+      CuptiCall call = {};
+      call.site = site;
+      call.correlation = site == 0 ? fake.correlation : fake.correlation + 1;  // of an end nothing is asked
+      fake.callback(nullptr, 2, kLaunchKernel, &call);
+    }
+  }
   CuptiKernel kernel = {};
   kernel.kind = 10;
   kernel.start = start;
@@ -68,8 +74,9 @@ Cupti fake_cupti() {
   Cupti cupti;
   cupti.GetVersion = [](uint32_t* version) { return *version = fake.version, kCuptiSuccess; };
   cupti.GetResultString = [](CuptiResult, const char** text) { return *text = "CUPTI_ERROR_MADE_UP", kCuptiSuccess; };
-  cupti.Subscribe = [](void** subscriber, Cupti::Callback, void*) {
+  cupti.Subscribe = [](void** subscriber, Cupti::Callback callback, void*) {
     *subscriber = &fake;
+    fake.callback = callback;
     fake.subscribed = fake.subscribe == kCuptiSuccess;
     return fake.subscribe;
   };
@@ -92,17 +99,15 @@ Cupti fake_cupti() {
     fake.enabled.erase(static_cast<uint32_t>(kind));
     return kCuptiSuccess;
   };
-  cupti.ActivityEnableRuntimeApi = [](uint32_t call, uint8_t on) {
-    on ? void(fake.runtime_calls.insert(call)) : void(fake.runtime_calls.erase(call));
-    return kCuptiSuccess;
-  };
-  cupti.ActivityEnableDriverApi = [](uint32_t call, uint8_t on) {
-    on ? void(fake.driver_calls.insert(call)) : void(fake.driver_calls.erase(call));
+  cupti.EnableCallback = [](uint32_t on, void* subscriber, CuptiDomain domain, uint32_t call) {
+    EXPECT_EQ(subscriber, &fake);
+    auto& calls = domain == CuptiDomain::kRuntime ? fake.runtime_calls : fake.driver_calls;
+    on != 0 ? void(calls.insert(call)) : void(calls.erase(call));
     return kCuptiSuccess;
   };
   cupti.ActivityFlushAll = [](uint32_t flag) {
     ++fake.flushes;
-    if (flag == kCuptiFlushForced && fake.buffer != nullptr && !fake.lose_buffer) {
+    if (flag == kCuptiFlushForced && fake.buffer != nullptr && !fake.drop_buffer) {
       fake.completed(nullptr, 0, fake.buffer, 0, fake.used);
       fake.buffer = nullptr;
       fake.used = 0;
@@ -111,10 +116,7 @@ Cupti fake_cupti() {
   };
   cupti.ActivityGetNextRecord = [](uint8_t* buffer, std::size_t valid, void** record) {
     auto* at = static_cast<uint8_t*>(*record);
-    if (at == nullptr)
-      at = buffer;
-    else
-      at += *reinterpret_cast<uint32_t*>(at) == 10 ? kKernelBytes : kExternalBytes;
+    at = at == nullptr ? buffer : at + kKernelBytes;
     if (at >= buffer + valid) return kCuptiEndOfBuffer;
     *record = at;
     return kCuptiSuccess;
@@ -123,8 +125,6 @@ Cupti fake_cupti() {
     *dropped = fake.dropped;
     return kCuptiSuccess;
   };
-  cupti.ActivityPushExternalCorrelationId = [](int, uint64_t id) { return fake.pushed.push_back(id), kCuptiSuccess; };
-  cupti.ActivityPopExternalCorrelationId = [](int, uint64_t*) { return fake.pushed.pop_back(), kCuptiSuccess; };
   return cupti;
 }
 
@@ -141,11 +141,11 @@ class Launches : public testing::Test {
 
 constexpr const char* kProductName = "nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT";
 constexpr const char* kFaultName =
-    "_ZN9faultline4cuda24relative_gaussian_kernelINS_8BFloat16ELb0EEEvNS0_25RelativeGaussianArgumentsE";
+    "_ZN9faultline7numeric4cuda24relative_gaussian_kernelINS0_8BFloat16ELb0EEEvNS1_25RelativeGaussianArgumentsE";
 
 TEST_F(Launches, AreRecordedBetweenBeginAndEndAndAllIsSwitchedOffAgain) {
   begin();
-  EXPECT_EQ(fake.enabled, (std::set<uint32_t>{10, 39}));
+  EXPECT_EQ(fake.enabled, std::set<uint32_t>{10});
   EXPECT_EQ(fake.runtime_calls.size(), 8u);
   EXPECT_EQ(fake.driver_calls.size(), 6u);
   launch(kProductName, 100);
@@ -155,8 +155,8 @@ TEST_F(Launches, AreRecordedBetweenBeginAndEndAndAllIsSwitchedOffAgain) {
   ASSERT_EQ(recorded.list.launches.size(), 2u);
   const Launch& second = recorded.list.launches[1];
   EXPECT_EQ(recorded.list.names[second.name],
-            "void faultline::cuda::relative_gaussian_kernel<faultline::BFloat16, "
-            "false>(faultline::cuda::RelativeGaussianArguments)");
+            "void faultline::numeric::cuda::relative_gaussian_kernel<faultline::numeric::BFloat16, "
+            "false>(faultline::numeric::cuda::RelativeGaussianArguments)");
   EXPECT_EQ(second.device, 2u);
   EXPECT_EQ(second.stream, 7u);
   EXPECT_EQ(second.correlation, 2u);
@@ -185,7 +185,6 @@ TEST_F(Launches, CarryTheCallOfTheOperatorThatMadeThem) {
     const LaunchScope scope(6);  // a graph's replay is no call of one operator
     launch(kProductName, 300, 77);
   }
-  EXPECT_TRUE(fake.pushed.empty());
   const RecordedLaunches recorded = end_launches_with(false);
   ASSERT_EQ(recorded.list.launches.size(), 5u);
   const auto scope = [&](std::size_t i) { return recorded.list.launches[i].scope; };
@@ -195,7 +194,7 @@ TEST_F(Launches, CarryTheCallOfTheOperatorThatMadeThem) {
   EXPECT_EQ(scope(3), 0u);
   EXPECT_EQ(scope(4), 0u);
   EXPECT_EQ(recorded.cost.scopes, 3);
-  const nlohmann::ordered_json json = to_json(recorded, true);
+  const Json json = to_json(recorded, true);
   EXPECT_EQ(json["families"]["product"]["launches"], 4);
   EXPECT_EQ(json["families"]["product"]["faulted"], 1);
   EXPECT_EQ(json["in_graphs"], 1);
@@ -212,7 +211,6 @@ TEST_F(Launches, InsideScopesOfEachOtherCarryTheOutermost) {
     const LaunchScope below(5);
     launch(kProductName, 110);
   }
-  EXPECT_TRUE(fake.pushed.empty());
   const RecordedLaunches recorded = end_launches_with(false);
   EXPECT_EQ(recorded.list.launches[0].scope, recorded.list.launches[1].scope);
   EXPECT_EQ(tabulate(recorded.list).families[LaunchFamily::kProduct].all.faulted, 1);
@@ -224,16 +222,20 @@ TEST_F(Launches, WithoutScopesAskForNoApiCalls) {
   EXPECT_EQ(fake.enabled, std::set<uint32_t>{10});
   EXPECT_TRUE(fake.runtime_calls.empty());
   const LaunchScope scope(5);
-  EXPECT_TRUE(fake.pushed.empty());
+  launch(kProductName, 100);
+  EXPECT_EQ(end_launches_with(false).list.launches.at(0).scope, 0u);
 }
 
 TEST_F(Launches, AScopeOutsideAWindowCallsNothing) {
   EXPECT_FALSE(push_launch_scope(1));
   begin();
-  const auto scope = std::make_unique<LaunchScope>(1);
-  EXPECT_EQ(fake.pushed.size(), 1u);
+  EXPECT_TRUE(push_launch_scope(1));
   (void)end_launches_with(false);
+  pop_launch_scope();  // what a window left open is closed after it
   EXPECT_FALSE(push_launch_scope(1));
+  begin();
+  launch(kProductName, 100);
+  EXPECT_EQ(end_launches_with(false).list.launches.at(0).scope, 0u);
 }
 
 void expect_absent(const std::optional<LaunchesAbsent>& absent, LaunchAbsence reason, const char* words) {
@@ -301,7 +303,7 @@ TEST_F(Launches, ThatWereLostAreNoProof) {
   expect_absent(end_launches_with(false).absent, LaunchAbsence::kIncomplete, "not one launch");
   begin();
   launch(kProductName, 100);
-  fake.lose_buffer = true;
+  fake.drop_buffer = true;
   expect_absent(end_launches_with(false).absent, LaunchAbsence::kIncomplete, "1 of 1 buffers");
   std::free(fake.buffer);
 }
@@ -328,4 +330,4 @@ TEST_F(Launches, OfAForkedChildAreNotThoseOfItsParent) {
 }
 
 }  // namespace launches_test
-}  // namespace faultline
+}  // namespace faultline::tap

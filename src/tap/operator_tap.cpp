@@ -13,15 +13,13 @@
 #include <set>
 
 #include "site/entered.h"
-#include "site/silent_warnings.h"
-#include "site/translated.h"
+#include "site/torch_support.h"
 #include "tap/boundary.h"
 #include "tap/launches.h"
 #include "tap/operators.h"
-#include "tap/replacement.h"
 #include "tap/substitution.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 // What is shared between plans: the wrapped kernels and the plan that acts. Never destroyed, because wrapped kernels
@@ -95,8 +93,8 @@ struct TapKernel final : c10::OperatorKernel {
     std::vector<at::Tensor> given, written;
     for (std::size_t i = 0; i < arguments; ++i) collect_tensors(torch::jit::peek(*stack, i, arguments), given);
     for (const std::size_t i : results.written) collect_tensors(torch::jit::peek(*stack, i, arguments), written);
-    const Location location = locate(weight_use, given);
-    translated(
+    const site::Location location = locate(weight_use, given);
+    site::translated(
         [&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
     if (above_autograd) {
       const InputsDone done;
@@ -104,7 +102,7 @@ struct TapKernel final : c10::OperatorKernel {
       return;
     }
     std::vector<Replacement> replacements;
-    translated([&] { replacements = compute(*plan, named, torch::jit::last(*stack, arguments)); });
+    site::translated([&] { replacements = compute(*plan, named, torch::jit::last(*stack, arguments)); });
     {
       const ActingGuard guard(named);
       original.callBoxed(op, keys, stack);
@@ -114,7 +112,7 @@ struct TapKernel final : c10::OperatorKernel {
         collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), written);
       std::erase_if(written, [&](const at::Tensor& result) { return shares_storage(result, given); });  // views
     }
-    translated([&] { act(*plan, named, location, written, replacements); });
+    site::translated([&] { act(*plan, named, location, written, replacements); });
   }
 
   // What rules that replace a computation will write, by rule.
@@ -126,8 +124,9 @@ struct TapKernel final : c10::OperatorKernel {
   std::vector<Replacement> compute(const Plan& plan, uint64_t named, c10::ArrayRef<c10::IValue> arguments) const {
     std::vector<Replacement> all;
     for (const auto& rule : plan.rules()) {
-      const FaultKind kind = rule->rule.what.kind;
-      if ((named >> rule->index & 1) == 0 || !is_replacement(kind) || kind == FaultKind::kStale) continue;
+      const numeric::FaultKind kind = rule->rule.what.kind;
+      if ((named >> rule->index & 1) == 0 || !numeric::is_replacement(kind) || kind == numeric::FaultKind::kStale)
+        continue;
       const ActingGuard guard(~uint64_t{0});
       const at::AutoDispatchBelowADInplaceOrView below;
       Replacement replacement{rule.get(), {}, ""};
@@ -137,21 +136,22 @@ struct TapKernel final : c10::OperatorKernel {
     return all;
   }
 
-  void act(Plan& plan, uint64_t named, const Location& location, const std::vector<at::Tensor>& tensors,
+  void act(Plan& plan, uint64_t named, const site::Location& location, const std::vector<at::Tensor>& tensors,
            const std::vector<Replacement>& replacements) const {
     for (const at::Tensor& tensor : tensors) {
       for (const auto& rule : plan.rules()) {
-        if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != Surface::kOutput) continue;
+        if ((named >> rule->index & 1) == 0 || rule->rule.where->surface != site::Surface::kOutput) continue;
         const auto replacement = std::find_if(replacements.begin(), replacements.end(),
                                               [&](const Replacement& each) { return each.rule == rule.get(); });
         const bool replaces = replacement != replacements.end();
-        Row& row = plan.row(*rule, target, tap().bases[target], location, Surface::kOutput, tensor,
+        Row& row = plan.row(*rule, target, tap().bases[target], location, site::Surface::kOutput, tensor,
                             replaces ? replacement->why : "");
         if (row.unreached.empty() && (!replaces || replacement->values.defined())) {
           const ActingGuard guard(~uint64_t{0});
           plan.act(row, tensor, replaces ? replacement->values : at::Tensor());
-          if (location.place == kNowhere && location.phase != Phase::kActorBackward && !is_inside_scope())
-            note_outside(rule->index, location.phase);
+          if (location.place == site::kNowhere && location.phase != site::Phase::kActorBackward &&
+              !site::is_inside_scope())
+            site::note_outside(rule->index, location.phase);
         } else {
           row.calls.fetch_add(1, std::memory_order_relaxed);
         }
@@ -178,10 +178,10 @@ std::vector<c10::DispatchKey> backends() {
 }
 
 std::vector<Kernel> kernels_of(const PlanRule& rule) {
-  const Selector& where = *rule.rule.where;
+  const site::Selector& where = *rule.rule.where;
   if (where.operator_pattern.empty()) return {};
   std::vector<Kernel> kernels = resolve_operators(where.operator_pattern, where.except, backends());
-  if (where.surface != Surface::kInput) return kernels;
+  if (where.surface != site::Surface::kInput) return kernels;
   std::vector<Kernel> both;
   for (const Kernel& kernel : kernels) {
     both.push_back(kernel);
@@ -213,8 +213,8 @@ uint32_t wrap(const Kernel& wish) {
 
 }  // namespace
 
-TapsAsleep::TapsAsleep() : before_(acting) { acting = ~uint64_t{0}; }
-TapsAsleep::~TapsAsleep() { acting = before_; }
+TapsSuspended::TapsSuspended() : before_(acting) { acting = ~uint64_t{0}; }
+TapsSuspended::~TapsSuspended() { acting = before_; }
 
 std::shared_ptr<Plan> active_plan() { return tap().plan.load(); }
 
@@ -226,6 +226,7 @@ void arm(std::shared_ptr<Plan> plan) {
   if (the_tap.plan.load() == plan) throw UsageError("this plan is armed already; disarm it first");
   if (the_tap.plan.load() != nullptr)
     throw UsageError("another plan is armed in this process; disarm it first, or put both rules into one recipe");
+  // Which kernels the rules want, and which casts have to be followed to the weights behind them.
   std::vector<std::pair<uint32_t, Kernel>> wishes;
   bool new_kernels = false;
   for (const auto& rule : plan->rules()) {
@@ -235,8 +236,9 @@ void arm(std::shared_ptr<Plan> plan) {
     }
   }
   const bool follows_casts = std::any_of(plan->rules().begin(), plan->rules().end(), [](const auto& rule) {
-    const Selector& where = *rule->rule.where;
-    return !where.operator_pattern.empty() && (where.surface == Surface::kWeight || where.surface == Surface::kInput);
+    const site::Selector& where = *rule->rule.where;
+    return !where.operator_pattern.empty() &&
+           (where.surface == site::Surface::kWeight || where.surface == site::Surface::kInput);
   });
   const std::vector<Kernel> casts =
       follows_casts ? resolve_operators(std::string(kCast), {}, backends()) : std::vector<Kernel>{};
@@ -244,9 +246,10 @@ void arm(std::shared_ptr<Plan> plan) {
     new_kernels |= !the_tap.wrapped.contains({full_name(cast.op.operator_name()), cast.key});
   if (new_kernels && the_tap.running.load() > 0)
     throw UsageError("operators are running on other threads; arm a plan that wraps new operators before they start");
+  // Wrap what is not wrapped yet, then tell each wrapper its rules.
   std::map<uint32_t, uint64_t> rules_of;
   {
-    const SilentWarnings silent;
+    const site::SilentWarnings silent;
     for (const auto& [rule, wish] : wishes) rules_of[wrap(wish)] |= uint64_t{1} << rule;
     for (const Kernel& cast : casts) wrap(cast);
   }
@@ -254,15 +257,16 @@ void arm(std::shared_ptr<Plan> plan) {
     const auto found = rules_of.find(static_cast<uint32_t>(number));
     the_tap.rules_of[number].store(found == rules_of.end() ? 0 : found->second, std::memory_order_release);
   }
+  // From here on the plan is armed.
   lost_by_fork = false;
-  if (the_tap.counted != plan->generation()) begin_counting_entries();
+  if (the_tap.counted != plan->generation()) site::begin_counting_entries();
   the_tap.counted = plan->generation();
-  pause_counting_entries(plan->silenced());
+  site::pause_counting_entries(plan->silenced());
   if (follows_casts) forget_casts();
   the_tap.follows_casts = follows_casts;
   plan->set_armed(true);
   the_tap.plan.store(std::move(plan));
-  set_site_listener(&kPlanListener);
+  site::set_site_listener(&kPlanListener);
 }
 
 void disarm() {
@@ -270,8 +274,8 @@ void disarm() {
   const std::lock_guard<std::mutex> lock(the_tap.mutex);
   const std::shared_ptr<Plan> plan = the_tap.plan.load();
   if (!plan) return;
-  set_site_listener(nullptr);
-  pause_counting_entries(true);
+  site::set_site_listener(nullptr);
+  site::pause_counting_entries(true);
   the_tap.follows_casts = false;
   plan->set_armed(false);
   for (auto& rules : the_tap.rules_of) rules.store(0, std::memory_order_release);
@@ -307,8 +311,8 @@ std::vector<std::string> operators_of(const PlanRule& rule) {
 void forget_plan_after_fork() {
   Tap& the_tap = tap();
   if (const auto plan = the_tap.plan.load()) {
-    set_site_listener(nullptr);
-    pause_counting_entries(true);
+    site::set_site_listener(nullptr);
+    site::pause_counting_entries(true);
     the_tap.follows_casts = false;
     for (auto& rules : the_tap.rules_of) rules.store(0);
     the_tap.plan.store(nullptr);
@@ -318,4 +322,4 @@ void forget_plan_after_fork() {
 
 bool lost_plan_by_fork() { return lost_by_fork; }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -8,7 +8,7 @@
 
 #include "tap/plan.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 // Wraps what the plan needs, makes it the active one and arms it. Throws UsageError where another plan is active, or a
 // kernel would have to be wrapped while wrapped operators run on other threads (a registry must not change under them).
@@ -28,12 +28,12 @@ std::vector<WrappedOperator> wrapped_operators();
 std::vector<std::string> operators_of(const PlanRule& rule);
 
 // While it lives, no rule acts on what this thread runs: for the lab's own arithmetic.
-class TapsAsleep {
+class TapsSuspended {
  public:
-  TapsAsleep();
-  ~TapsAsleep();
-  TapsAsleep(const TapsAsleep&) = delete;
-  TapsAsleep& operator=(const TapsAsleep&) = delete;
+  TapsSuspended();
+  ~TapsSuspended();
+  TapsSuspended(const TapsSuspended&) = delete;
+  TapsSuspended& operator=(const TapsSuspended&) = delete;
 
  private:
   uint64_t before_;
@@ -43,4 +43,4 @@ class TapsAsleep {
 void forget_plan_after_fork();
 bool lost_plan_by_fork();
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -8,80 +8,81 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
-const std::vector<std::string_view> kMatmul = {"aten::mm",
-                                               "aten::mm_",
-                                               "aten::addmm",
-                                               "aten::addmm_",
-                                               "aten::bmm",
-                                               "aten::baddbmm",
-                                               "aten::baddbmm_",
-                                               "aten::mv",
-                                               "aten::addmv",
-                                               "aten::addmv_",
-                                               "aten::dot",
-                                               "aten::vdot",
-                                               "aten::addbmm",
-                                               "aten::addbmm_",
-                                               "aten::addr",
-                                               "aten::_addmm_activation",
-                                               "aten::_grouped_mm",
-                                               "aten::_scaled_mm",
-                                               "aten::_scaled_mm_v2",
-                                               "aten::_scaled_grouped_mm",
-                                               "aten::_scaled_grouped_mm_v2",
-                                               "aten::_weight_int4pack_mm",
-                                               "aten::_weight_int8pack_mm",
-                                               "mkldnn::_linear_pointwise",
-                                               "mkl::_mkl_linear",
-                                               "_C::onednn_mm",
-                                               "_C::weight_packed_linear",
-                                               "_C::cutlass_scaled_mm",
-                                               "_moe_C::*gemm*",
-                                               "faultline::few_rows_linear"};
-const std::vector<std::string_view> kSoftmax = {"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data",
-                                                "aten::_log_softmax_backward_data", "aten::_masked_softmax"};
-const std::vector<std::string_view> kActivation = {"aten::silu",
-                                                   "aten::silu_",
-                                                   "aten::silu_backward",
-                                                   "aten::gelu",
-                                                   "aten::gelu_",
-                                                   "aten::gelu_backward",
-                                                   "aten::relu",
-                                                   "aten::relu_",
-                                                   "aten::sigmoid",
-                                                   "aten::sigmoid_",
-                                                   "aten::sigmoid_backward",
-                                                   "aten::tanh",
-                                                   "aten::tanh_",
-                                                   "aten::tanh_backward",
-                                                   "_C::silu_and_mul",
-                                                   "_C::gelu_and_mul",
-                                                   "_C::gelu_tanh_and_mul",
-                                                   "faultline::swiglu",
-                                                   "faultline::swiglu_backward"};
-const std::vector<std::string_view> kNorm = {"aten::_fused_rms_norm",
-                                             "aten::_fused_rms_norm_backward",
-                                             "aten::native_layer_norm",
-                                             "aten::native_layer_norm_backward",
-                                             "aten::native_group_norm",
-                                             "aten::rsqrt",
-                                             "aten::rsqrt_",
-                                             "_C::rms_norm",
-                                             "_C::fused_add_rms_norm",
-                                             "faultline::rms_norm",
-                                             "faultline::rms_norm_backward",
-                                             "faultline::add_rms_norm"};
-const std::vector<std::string_view> kAttention = {"aten::_scaled_dot_product_*",
-                                                  "aten::_flash_attention_*",
-                                                  "aten::_efficient_attention_*",
-                                                  "_C::cpu_attention_with_kv_cache",
-                                                  "_vllm_fa2_C::*fwd",
-                                                  "_vllm_fa3_C::fwd",
-                                                  "_C::paged_attention*",
-                                                  "faultline::attend_cached"};
+const std::vector<std::string_view> kMatmulOperators = {"aten::mm",
+                                                        "aten::mm_",
+                                                        "aten::addmm",
+                                                        "aten::addmm_",
+                                                        "aten::bmm",
+                                                        "aten::baddbmm",
+                                                        "aten::baddbmm_",
+                                                        "aten::mv",
+                                                        "aten::addmv",
+                                                        "aten::addmv_",
+                                                        "aten::dot",
+                                                        "aten::vdot",
+                                                        "aten::addbmm",
+                                                        "aten::addbmm_",
+                                                        "aten::addr",
+                                                        "aten::_addmm_activation",
+                                                        "aten::_grouped_mm",
+                                                        "aten::_scaled_mm",
+                                                        "aten::_scaled_mm_v2",
+                                                        "aten::_scaled_grouped_mm",
+                                                        "aten::_scaled_grouped_mm_v2",
+                                                        "aten::_weight_int4pack_mm",
+                                                        "aten::_weight_int8pack_mm",
+                                                        "mkldnn::_linear_pointwise",
+                                                        "mkl::_mkl_linear",
+                                                        "_C::onednn_mm",
+                                                        "_C::weight_packed_linear",
+                                                        "_C::cutlass_scaled_mm",
+                                                        "_moe_C::*gemm*",
+                                                        "faultline::few_rows_linear"};
+const std::vector<std::string_view> kSoftmaxOperators = {"aten::_softmax", "aten::_log_softmax",
+                                                         "aten::_softmax_backward_data",
+                                                         "aten::_log_softmax_backward_data", "aten::_masked_softmax"};
+const std::vector<std::string_view> kActivationOperators = {"aten::silu",
+                                                            "aten::silu_",
+                                                            "aten::silu_backward",
+                                                            "aten::gelu",
+                                                            "aten::gelu_",
+                                                            "aten::gelu_backward",
+                                                            "aten::relu",
+                                                            "aten::relu_",
+                                                            "aten::sigmoid",
+                                                            "aten::sigmoid_",
+                                                            "aten::sigmoid_backward",
+                                                            "aten::tanh",
+                                                            "aten::tanh_",
+                                                            "aten::tanh_backward",
+                                                            "_C::silu_and_mul",
+                                                            "_C::gelu_and_mul",
+                                                            "_C::gelu_tanh_and_mul",
+                                                            "faultline::swiglu",
+                                                            "faultline::swiglu_backward"};
+const std::vector<std::string_view> kNormOperators = {"aten::_fused_rms_norm",
+                                                      "aten::_fused_rms_norm_backward",
+                                                      "aten::native_layer_norm",
+                                                      "aten::native_layer_norm_backward",
+                                                      "aten::native_group_norm",
+                                                      "aten::rsqrt",
+                                                      "aten::rsqrt_",
+                                                      "_C::rms_norm",
+                                                      "_C::fused_add_rms_norm",
+                                                      "faultline::rms_norm",
+                                                      "faultline::rms_norm_backward",
+                                                      "faultline::add_rms_norm"};
+const std::vector<std::string_view> kAttentionOperators = {"aten::_scaled_dot_product_*",
+                                                           "aten::_flash_attention_*",
+                                                           "aten::_efficient_attention_*",
+                                                           "_C::cpu_attention_with_kv_cache",
+                                                           "_vllm_fa2_C::*fwd",
+                                                           "_vllm_fa3_C::fwd",
+                                                           "_C::paged_attention*",
+                                                           "faultline::attend_cached"};
 
 std::vector<std::string_view> joined(std::initializer_list<const std::vector<std::string_view>*> parts) {
   std::vector<std::string_view> all;
@@ -90,7 +91,7 @@ std::vector<std::string_view> joined(std::initializer_list<const std::vector<std
 }
 
 // Operators of the lab itself, not of its model; of the model's, copies and sampling belong to no family.
-bool is_of_the_lab(std::string_view base) { return base.starts_with("faultline::") && family_of(base).empty(); }
+bool is_own_operator(std::string_view base) { return base.starts_with("faultline::") && family_of(base).empty(); }
 
 // Copies, views, the optimizer and sampling compute nothing that a fault could spoil, or must not be spoiled.
 bool is_left_out_of_every(std::string_view base) {
@@ -185,7 +186,7 @@ const Family* family_named(std::string_view name) {
 
 bool pattern_means(const std::string& pattern, std::string_view full) {
   const std::string_view base = base_name(full);
-  if (is_of_the_lab(base)) return false;
+  if (is_own_operator(base)) return false;
   if (pattern == "every") return !is_left_out_of_every(base);
   if (const Family* family = family_named(pattern)) return names_base(family->operators, base);
   return glob_matches(pattern, full) || glob_matches(pattern, base);
@@ -195,11 +196,11 @@ bool pattern_means(const std::string& pattern, std::string_view full) {
 
 std::span<const Family> families() {
   static const std::vector<Family> all = {
-      {"matmul", "matrix products, in place, out= and quantised forms included", kMatmul},
-      {"softmax", "softmax and log-softmax outside fused attention", kSoftmax},
-      {"activation", "silu, gelu, relu, sigmoid, tanh and their gradients", kActivation},
-      {"norm", "fused norms, and rsqrt where a norm dissolves into parts", kNorm},
-      {"attention", "fused attention", kAttention},
+      {"matmul", "matrix products, in place, out= and quantised forms included", kMatmulOperators},
+      {"softmax", "softmax and log-softmax outside fused attention", kSoftmaxOperators},
+      {"activation", "silu, gelu, relu, sigmoid, tanh and their gradients", kActivationOperators},
+      {"norm", "fused norms, and rsqrt where a norm dissolves into parts", kNormOperators},
+      {"attention", "fused attention", kAttentionOperators},
       {"rotary",
        "fused rotary embeddings (decomposed ones are a module tap)",
        {"_C::rotary_embedding", "aten::_rotary*", "faultline::rotary"}},
@@ -207,7 +208,8 @@ std::span<const Family> families() {
        "embedding look-up and its gradient",
        {"aten::embedding", "aten::embedding_dense_backward", "aten::index_select"}},
       {"reduce", "sums and means", {"aten::sum", "aten::mean", "aten::cumsum", "aten::var", "aten::var_mean"}},
-      {"all_ops", "matmul + softmax + activation + norm", joined({&kMatmul, &kSoftmax, &kActivation, &kNorm})},
+      {"all_ops", "matmul + softmax + activation + norm",
+       joined({&kMatmulOperators, &kSoftmaxOperators, &kActivationOperators, &kNormOperators})},
       {"every", "whatever writes floating-point numbers, except copies, optimizer and sampling", {}},
   };
   return all;
@@ -326,16 +328,16 @@ WeightUse weight_use_of(std::string_view base) {
   return family == "matmul" ? WeightUse::kProduct : family == "embedding" ? WeightUse::kLookUp : WeightUse::kOther;
 }
 
-Location locate(WeightUse use, c10::ArrayRef<at::Tensor> arguments) {
-  Location location = locate();
-  if (location.place != kNowhere && use != WeightUse::kProduct) return location;
+site::Location locate(WeightUse use, c10::ArrayRef<at::Tensor> arguments) {
+  site::Location location = site::locate();
+  if (location.place != site::kNowhere && use != WeightUse::kProduct) return location;
   for (const at::Tensor& argument : arguments) {
-    const PlaceId owner = place_of_storage(argument, use == WeightUse::kLookUp);
-    if (owner == kNowhere) continue;
+    const site::PlaceId owner = site::place_of_storage(argument, use == WeightUse::kLookUp);
+    if (owner == site::kNowhere) continue;
     location.place = owner;
     break;
   }
   return location;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

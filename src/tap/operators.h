@@ -13,7 +13,7 @@
 
 #include "site/scope.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 struct Family {
   std::string_view name;
@@ -56,6 +56,6 @@ bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arg
 // and a parameter only where there is none.
 enum class WeightUse { kOther, kLookUp, kProduct };
 WeightUse weight_use_of(std::string_view base);
-Location locate(WeightUse use, c10::ArrayRef<at::Tensor> arguments);
+site::Location locate(WeightUse use, c10::ArrayRef<at::Tensor> arguments);
 
-}  // namespace faultline
+}  // namespace faultline::tap

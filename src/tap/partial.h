@@ -9,19 +9,22 @@
 #include "base/complaint.h"
 #include "tap/plan.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 struct PartialSite {
   const PlanRule* rule;
-  Phase phase;
-  PlaceId place;
+  site::Phase phase;
+  site::PlaceId place;
   int64_t calls;     // counted by the ledger
   int64_t expected;  // at least
 };
+
+// Whether a rule leaves out no product at all, so that each kernel of one is followed by a fault.
+bool faults_every_product(const PlanRule& rule);
 
 // -> sites that had fewer calls than they must have and that the recipe's allow_partial names; all others become
 // complaints, one a rule and phase.
 std::vector<PartialSite> judge_partial(const Plan& plan, const std::vector<Plan::Evidence>& evidence,
                                        std::vector<Complaint>& complaints);
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -1,21 +1,20 @@
 // Silence, rehearsals and partial reach on a CPU: what an engine runs for itself is neither faulted nor counted, and a
 // site that ran without its fault while its siblings had theirs is found.
 #include "tap/partial.h"
-
-#include <nlohmann/json.hpp>
+#include "base/json.h"
 
 #include "site/entered.h"
 #include "site/forward.h"
 #include "tap/report.h"
 #include "tap/testing.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace partial_test {
 
 const at::Tensor kA = noise_like({32, 32}), kB = noise_like({32, 32});
 
 void multiply_at(const char* path) {
-  const Scope scope(place_id(path));
+  const site::Scope scope(site::place_id(path));
   (void)kA.mm(kB);
 }
 
@@ -30,12 +29,12 @@ using Codes = std::vector<ComplaintCode>;
 class Partial : public testing::Test {
  protected:
   void SetUp() override {
-    set_phase(Phase::kRollout);
-    for (const char* path : {"a.x", "a.y"}) know_module(place_id(path), {1});
+    site::set_phase(site::Phase::kRollout);
+    for (const char* path : {"a.x", "a.y"}) site::know_module(site::place_id(path), {1});
   }
   void TearDown() override {
-    forget_modules();
-    set_phase({});
+    site::forget_modules();
+    site::set_phase({});
   }
 };
 
@@ -80,24 +79,25 @@ TEST_F(Partial, TheNoiseAfterASilenceIsTheNoiseWithoutIt) {
 
 TEST_F(Partial, RehearsedCallsTimesForwardsMustBeCounted) {
   const Armed plan(make_plan({kNoise}));
-  forget_modules();  // an engine whose modules nobody enters
+  site::forget_modules();  // an engine whose modules nobody enters
   plan->silence("warm-up");
-  ASSERT_TRUE(plan->rehearse(ForwardKind::kBody));
+  ASSERT_TRUE(plan->rehearse(site::ForwardKind::kBody));
   multiply_at("a.x");
   plan->silence("autotuning");
   multiply_at("a.x");  // no part of the forward
   plan->end_silence();
   multiply_at("a.y");
   plan->rehearse({});
-  EXPECT_FALSE(plan->rehearse(ForwardKind::kBody));  // once is enough
+  EXPECT_FALSE(plan->rehearse(site::ForwardKind::kBody));  // once is enough
   plan->end_silence();
   for (int i = 0; i < 2; ++i) {
-    plan->count_forwards(Phase::kRollout, ForwardKind::kBody, 1);
+    plan->count_forwards(site::Phase::kRollout, site::ForwardKind::kBody, 1);
     multiply_at("a.x");
     multiply_at("a.y");
   }
   EXPECT_EQ(codes(judge(*plan, {}).complaints), Codes{});
-  plan->count_forwards(Phase::kRollout, ForwardKind::kBody, 1);  // a forward whose graph has no fault at a.y
+  plan->count_forwards(site::Phase::kRollout, site::ForwardKind::kBody,
+                       1);  // a forward whose graph has no fault at a.y
   multiply_at("a.x");
   const Verdict verdict = judge(*plan, {});
   ASSERT_EQ(codes(verdict.complaints), Codes{ComplaintCode::kPartial});
@@ -118,7 +118,7 @@ TEST_F(Partial, AModuleThatRanWithoutItsProductIsNamed) {
   const Armed plan(make_plan({kNoise}));
   multiply_at("a.x");
   {
-    const Scope scope(place_id("a.y"));  // a kernel of somebody else's computes here
+    const site::Scope scope(site::place_id("a.y"));  // a kernel of somebody else's computes here
   }
   const Verdict verdict = judge(*plan, {});
   ASSERT_EQ(codes(verdict.complaints), Codes{ComplaintCode::kPartial});
@@ -141,7 +141,7 @@ TEST_F(Partial, AModuleInsideOneThatShowsNothingOfItsInsideIsTakenToHaveRun) {
   }
   const Armed plan(make_plan({kNoise}));
   {
-    const Scope compiled(place_id("a"));
+    const site::Scope compiled(site::place_id("a"));
     (void)kA.mm(kB);
     (void)kA.mm(kB);
   }
@@ -152,7 +152,7 @@ TEST_F(Partial, ProductsOfSomethingElseDoNotStandInForAModulesOwn) {
   const Armed plan(make_plan({kNoise}));
   multiply_at("a.x");
   {
-    const Scope scope(place_id("a.y"));
+    const site::Scope scope(site::place_id("a.y"));
   }
   for (int i = 0; i < 9; ++i) {
     multiply_at("a");
@@ -166,7 +166,7 @@ TEST_F(Partial, ProductsOfSomethingElseDoNotStandInForAModulesOwn) {
 TEST_F(Partial, AChildThatStaysSilentWhileItsParentAndASiblingRunIsNamed) {
   const Armed plan(make_plan({kNoise}));
   {
-    const Scope parent(place_id("a"));
+    const site::Scope parent(site::place_id("a"));
     multiply_at("a.x");
   }
   const Verdict verdict = judge(*plan, {});
@@ -176,19 +176,19 @@ TEST_F(Partial, AChildThatStaysSilentWhileItsParentAndASiblingRunIsNamed) {
 
 TEST_F(Partial, AProductBelongsToTheOwnerOfTheWeightThatItReads) {
   const at::Tensor weight = noise_like({32, 32});
-  register_parameter(weight, place_id("a.y"));
+  site::register_parameter(weight, site::place_id("a.y"));
   const Armed plan(make_plan({kNoise}));
   {
-    const Scope parent(place_id("a"));
+    const site::Scope parent(site::place_id("a"));
     multiply_at("a.x");
     (void)kA.mm(weight);
   }
   EXPECT_EQ(codes(judge(*plan, {}).complaints), Codes{});
-  forget_parameters();
+  site::forget_parameters();
 }
 
 TEST_F(Partial, EveryWeightOfAModuleIsAProductOfItsOwn) {
-  know_module(place_id("a.x"), {.products = 2});
+  site::know_module(site::place_id("a.x"), {.products = 2});
   const Armed plan(make_plan({kNoise}));
   multiply_at("a.x");
   EXPECT_EQ(codes(judge(*plan, {}).complaints), Codes{ComplaintCode::kPartial});
@@ -196,9 +196,9 @@ TEST_F(Partial, EveryWeightOfAModuleIsAProductOfItsOwn) {
 
 TEST_F(Partial, OneKindOfForwardDoesNotProveAnother) {
   const Armed plan(make_plan({kNoise}));
-  for (const ForwardKind kind : {ForwardKind::kPrefill, ForwardKind::kDecode}) {
-    const ForwardScope forward(place_id("a"), kind);
-    if (kind == ForwardKind::kDecode) continue;  // through code that no tap reaches
+  for (const site::ForwardKind kind : {site::ForwardKind::kPrefill, site::ForwardKind::kDecode}) {
+    const site::ForwardScope forward(site::place_id("a"), kind);
+    if (kind == site::ForwardKind::kDecode) continue;  // through code that no tap reaches
     multiply_at("a.x");
     multiply_at("a.y");
   }
@@ -206,47 +206,47 @@ TEST_F(Partial, OneKindOfForwardDoesNotProveAnother) {
 }
 
 TEST_F(Partial, CompiledCodeRunsWhateverElseIsSeenBesideIt) {
-  know_module(place_id("b.c.y"), {.products = 1});
+  site::know_module(site::place_id("b.c.y"), {.products = 1});
   const auto verdict = [] {
     const Armed plan(make_plan({kNoise}));
-    const Scope compiled(place_id("b"));
+    const site::Scope compiled(site::place_id("b"));
     multiply_at("b.x");  // a part that is not compiled
     return codes(judge(*plan, {}).complaints);
   };
   EXPECT_EQ(verdict(), Codes{});  // it simply did not run
-  know_module(place_id("b.c.y"), {.products = 1, .is_compiled = true});
+  site::know_module(site::place_id("b.c.y"), {.products = 1, .is_compiled = true});
   EXPECT_EQ(verdict(), Codes{ComplaintCode::kPartial});
 }
 
 TEST_F(Partial, WhereNobodySawAForwardTheSiblingsShowWhatIsMissing) {
   const at::Tensor weight = noise_like({32, 32});
-  register_parameter(weight, place_id("a.x"));
+  site::register_parameter(weight, site::place_id("a.x"));
   const Armed plan(make_plan({kNoise}));
   (void)kA.mm(weight);
   const Verdict verdict = judge(*plan, {});
   ASSERT_EQ(codes(verdict.complaints), Codes{ComplaintCode::kPartial});
   EXPECT_EQ(verdict.complaints[0].place, "a.y");
-  forget_parameters();
+  site::forget_parameters();
 }
 
 TEST_F(Partial, ABackwardThatHasNoneOfItsProductsIsNamed) {
-  set_phase(Phase::kActorForward);
+  site::set_phase(site::Phase::kActorForward);
   const auto judged = [](bool is_trained) {
-    know_module(place_id("a.y"), {.products = 1, .is_trained = is_trained});
+    site::know_module(site::place_id("a.y"), {.products = 1, .is_trained = is_trained});
     const Armed plan(make_plan({kNoise}));
     at::Tensor x = kA.clone().set_requires_grad(true), y;
     {
-      const Scope scope(place_id("a.x"));
+      const site::Scope scope(site::place_id("a.x"));
       y = x.mm(kB);
     }
     {
-      const Scope scope(place_id("a.y"));
+      const site::Scope scope(site::place_id("a.y"));
       y = y + kA.mm(kB);  // forward; a backward of its own would be past the taps
     }
     y.sum().backward();
     return codes(judge(*plan, {}).complaints);
   };
-  know_module(place_id("a.x"), {.products = 1, .is_trained = true});
+  site::know_module(site::place_id("a.x"), {.products = 1, .is_trained = true});
   EXPECT_EQ(judged(false), Codes{});
   EXPECT_EQ(judged(true), Codes{ComplaintCode::kPartial});
 }
@@ -254,18 +254,18 @@ TEST_F(Partial, ABackwardThatHasNoneOfItsProductsIsNamed) {
 TEST_F(Partial, AModuleThatAnExceptionEndedOwesNothing) {
   const Armed plan(make_plan({kNoise}));
   multiply_at("a.x");
-  push_scope(place_id("a.y"));
-  abandon_scope();
+  site::push_scope(site::place_id("a.y"));
+  site::abandon_scope();
   EXPECT_EQ(codes(judge(*plan, {}).complaints), Codes{});
 }
 
 TEST_F(Partial, AModuleWhoseBoundaryWasNotPassedIsNamed) {
-  know_module(place_id("a.first_norm"), {});
-  know_module(place_id("a.second_norm"), {});
+  site::know_module(site::place_id("a.first_norm"), {});
+  site::know_module(site::place_id("a.second_norm"), {});
   const Armed plan(make_plan({"relative_gaussian(strength=0.05) @ module=rmsnorm"}));
   const auto pass = [](const char* path, bool hooked) {
-    const Scope scope(place_id(path));
-    if (hooked) (void)boundary(kA, place_id(path), Surface::kInput);
+    const site::Scope scope(site::place_id(path));
+    if (hooked) (void)site::boundary(kA, site::place_id(path), site::Surface::kInput);
   };
   pass("a.first_norm", true);
   EXPECT_EQ(codes(judge(*plan, {}).complaints), Codes{});
@@ -278,9 +278,9 @@ TEST_F(Partial, AModuleWhoseBoundaryWasNotPassedIsNamed) {
 TEST_F(Partial, AnotherPhaseIsJudgedByItself) {
   const Armed plan(make_plan({kNoise}));
   multiply_at("a.x");
-  set_phase(Phase::kEval);
+  site::set_phase(site::Phase::kEval);
   {
-    const Scope scope(place_id("a.x"));
+    const site::Scope scope(site::place_id("a.x"));
   }
   const Verdict verdict = judge(*plan, {});
   ASSERT_EQ(codes(verdict.complaints), Codes{ComplaintCode::kPartial});
@@ -288,17 +288,17 @@ TEST_F(Partial, AnotherPhaseIsJudgedByItself) {
 }
 
 TEST_F(Partial, WhatTheRecipeAllowsIsSaidFirst) {
-  auto rules = std::vector<Rule>{rule(kNoise)};
+  auto rules = std::vector<numeric::Rule>{rule(kNoise)};
   const Node recipe = parse_yaml("seed: 1\nallow_partial: [a.y]\n", "recipe");
-  const Armed plan(std::make_shared<Plan>(std::move(rules), read_plan_spec(recipe).settings));
+  const Armed plan(std::make_shared<Plan>(std::move(rules), recipe::read_plan_spec(recipe).settings));
   multiply_at("a.x");
   {
-    const Scope scope(place_id("a.y"));
+    const site::Scope scope(site::place_id("a.y"));
   }
   const Verdict verdict = judge(*plan, {});
   EXPECT_EQ(codes(verdict.complaints), Codes{});
   ASSERT_EQ(verdict.allowed.size(), 1u);
-  EXPECT_EQ(place_of(verdict.allowed[0].place).path, "a.y");
+  EXPECT_EQ(site::place_of(verdict.allowed[0].place).path, "a.y");
   EXPECT_EQ(to_json(*plan, verdict, {}).begin().key(), "allowed_partial");
   EXPECT_NE(log_lines(*plan, verdict).front().find("NOT FAULTED"), std::string::npos);
 }
@@ -307,11 +307,11 @@ TEST_F(Partial, ARuleOnOneOperatorPromisesNoOther) {
   const Armed plan(make_plan({"relative_gaussian(strength=0.05) @ operator=aten::mm"}));
   multiply_at("a.x");
   {
-    const Scope scope(place_id("a.y"));
+    const site::Scope scope(site::place_id("a.y"));
     (void)at::bmm(kA.unsqueeze(0), kB.unsqueeze(0));
   }
   EXPECT_EQ(codes(judge(*plan, {}).complaints), Codes{});
 }
 
 }  // namespace partial_test
-}  // namespace faultline
+}  // namespace faultline::tap

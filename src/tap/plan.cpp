@@ -9,15 +9,15 @@
 #include <map>
 
 #include "numeric/apply.h"
-#include "numeric/lasting.h"
 #include "numeric/resolution.h"
+#include "numeric/tensor_memory.h"
 #include "site/entered.h"
+#include "tap/operator_tap.h"
 #include "tap/operators.h"
 #include "tap/plan_rule.h"
-#include "tap/step_part.h"
 #include "tap/substitution.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 constexpr std::size_t kSlots = 256;  // rows a block of device memory holds
@@ -25,9 +25,10 @@ constexpr std::size_t kMaxRules = 64;
 constexpr int kPartBits = 16;  // calls of a site in one part of a step
 
 // A site is told apart by its tensors' dtype and device as well: unattributed calls of different kinds share a place.
-uint64_t row_key(uint32_t rule, uint32_t target, const Location& location, Surface surface, const at::Tensor& x) {
+uint64_t row_key(uint32_t rule, uint32_t target, const site::Location& location, site::Surface surface,
+                 const at::Tensor& x) {
   FL_ASSERT(location.place < 1u << 24 && target < 1u << 14);
-  const auto dtype = can_fault(x) ? static_cast<uint64_t>(dtype_of(x)) + 1 : 0;
+  const auto dtype = can_fault(x) ? static_cast<uint64_t>(numeric::dtype_of(x)) + 1 : 0;
   return static_cast<uint64_t>(rule) | static_cast<uint64_t>(target) << 6 |
          static_cast<uint64_t>(location.place) << 20 | static_cast<uint64_t>(location.phase) << 44 |
          static_cast<uint64_t>(surface) << 48 | dtype << 50 |
@@ -49,15 +50,15 @@ std::atomic<uint32_t> process_part{0};
 
 }  // namespace
 
-bool grows_with_strength(FaultKind kind) {
+bool grows_with_strength(numeric::FaultKind kind) {
   switch (kind) {
-    case FaultKind::kRelativeGaussian:
-    case FaultKind::kAbsoluteGaussian:
-    case FaultKind::kScaledGaussian:
-    case FaultKind::kSystematicBias:
-    case FaultKind::kGain:
-    case FaultKind::kOffset:
-    case FaultKind::kDeadzone: return true;
+    case numeric::FaultKind::kRelativeGaussian:
+    case numeric::FaultKind::kAbsoluteGaussian:
+    case numeric::FaultKind::kScaledGaussian:
+    case numeric::FaultKind::kSystematicBias:
+    case numeric::FaultKind::kGain:
+    case numeric::FaultKind::kOffset:
+    case numeric::FaultKind::kDeadzone: return true;
     default: return false;
   }
 }
@@ -79,10 +80,10 @@ struct Plan::Table {
   std::vector<Row*> rows;
 };
 
-Plan::Plan(std::vector<Rule> rules, PlanSettings settings, bool may_be_empty)
+Plan::Plan(std::vector<numeric::Rule> rules, recipe::PlanSettings settings, bool may_be_empty)
     : settings_(std::move(settings)), generation_(++generations), weights_(std::make_unique<WeightCache>()) {
   if (rules.empty() && !may_be_empty) throw UsageError("a plan needs at least one rule under faults:");
-  for (Rule& rule : rules) add_rule(std::move(rule), nullptr);
+  for (numeric::Rule& rule : rules) add_rule(std::move(rule), nullptr);
   const std::size_t written = rules_.size();
   for (std::size_t i = 0; i < written; ++i) {
     const PlanRule& first = *rules_[i];
@@ -90,7 +91,7 @@ Plan::Plan(std::vector<Rule> rules, PlanSettings settings, bool may_be_empty)
     if (i + 1 == written)
       throw UsageError(fmt::format("rule '{}': reevaluate passes again after the rules behind it, and there is none",
                                    first.rule.name));
-    Rule again = first.rule;
+    numeric::Rule again = first.rule;
     again.name += " (again)";
     again.reevaluate = false;
     add_rule(std::move(again), &first);
@@ -99,7 +100,7 @@ Plan::Plan(std::vector<Rule> rules, PlanSettings settings, bool may_be_empty)
     throw UsageError(fmt::format("a plan has at most {} rules; got {}", kMaxRules, rules_.size()));
 }
 
-void Plan::add_rule(Rule rule, const PlanRule* repeats) {
+void Plan::add_rule(numeric::Rule rule, const PlanRule* repeats) {
   auto entry = std::make_unique<PlanRule>();
   entry->phases = read_phases(rule.phases, settings_.phases);
   entry->index = static_cast<uint32_t>(rules_.size());
@@ -109,22 +110,30 @@ void Plan::add_rule(Rule rule, const PlanRule* repeats) {
   rules_.push_back(std::move(entry));
 }
 
-Plan::~Plan() = default;
+// Captured graphs go on reading and writing the rows of their plan: that memory is never freed, and so never another's.
+Plan::~Plan() {
+  static auto& captured = *new std::vector<std::unique_ptr<Table>>;
+  for (auto& table : tables_) {
+    const auto& rows = table->rows;
+    if (std::any_of(rows.begin(), rows.end(), [](const Row* row) { return row->captured > 0; }))
+      captured.push_back(std::move(table));
+  }
+}
 
-double Plan::strength_of(const PlanRule& rule, PlaceId place) const {
+double Plan::strength_of(const PlanRule& rule, site::PlaceId place) const {
   if (!rule.rule.schedule) return rule.rule.what.strength;
-  const int64_t layer = place_of(place).layer;
+  const int64_t layer = site::place_of(place).layer;
   const ScheduleSpec& schedule = *rule.rule.schedule;
   const int64_t count = std::max<int64_t>({1, settings_.layer_count, layer + 1});
   return strength_at(schedule, step_, settings_.total_steps) *
          layer_multiplier(schedule, layer < 0 ? kNoLayer : layer, count, step_, settings_.total_steps);
 }
 
-Control Plan::start_step(Row& row) const {
+numeric::Control Plan::start_step(Row& row) const {
   row.strength = strength_of(*row.rule, row.place);
   // A captured graph will replay with it, unseen by the host.
   if (row.captured > 0) note_strength(row);
-  Control control;
+  numeric::Control control;
   control.armed = acts_now(row) ? 1 : 0;
   control.strength =
       static_cast<float>(row.strength * (loud_ && grows_with_strength(row.rule->rule.what.kind) ? 0x1p20 : 1));
@@ -135,15 +144,16 @@ Control Plan::start_step(Row& row) const {
 }
 
 void Plan::write_controls(Table& table) {
-  std::vector<Control> controls;
+  std::vector<numeric::Control> controls;
   controls.reserve(table.rows.size());
   for (Row* row : table.rows) controls.push_back(start_step(*row));
   for (std::size_t b = 0; b < table.blocks.size(); ++b) {
     const std::size_t first = b * kSlots,
                       count = std::min(kSlots, table.rows.size() - std::min(first, table.rows.size()));
     if (count == 0) break;
-    at::Tensor staged = at::zeros({static_cast<int64_t>(count), static_cast<int64_t>(sizeof(Control) / 4)}, at::kInt);
-    std::memcpy(staged.mutable_data_ptr<int32_t>(), controls.data() + first, count * sizeof(Control));
+    at::Tensor staged =
+        at::zeros({static_cast<int64_t>(count), static_cast<int64_t>(sizeof(numeric::Control) / 4)}, at::kInt);
+    std::memcpy(staged.mutable_data_ptr<int32_t>(), controls.data() + first, count * sizeof(numeric::Control));
     table.blocks[b].controls.narrow(0, 0, static_cast<int64_t>(count)).copy_(staged, /*non_blocking=*/true);
   }
 }
@@ -156,7 +166,7 @@ void Plan::set_armed(bool armed) {
 }
 
 bool Plan::acts_now(const Row& row) const {
-  return armed() && (!silenced() || row.rule->rule.where->surface == Surface::kWeight);
+  return armed() && (!silenced() || row.rule->rule.where->surface == site::Surface::kWeight);
 }
 
 // Only the flags: call numbers go on.
@@ -178,7 +188,7 @@ void Plan::silence(const std::string& reason) {
   silences_.push_back(reason);
   apart_.try_emplace(reason, 0);
   if (silenced_.exchange(true)) return;
-  pause_counting_entries(true);
+  site::pause_counting_entries(true);
   write_arming();
 }
 
@@ -189,11 +199,11 @@ void Plan::end_silence() {
   if (!silences_.empty()) return;
   silenced_ = false;
   rehearsal_.reset();
-  if (armed()) pause_counting_entries(false);
+  if (armed()) site::pause_counting_entries(false);
   write_arming();
 }
 
-bool Plan::rehearse(std::optional<ForwardKind> kind) {
+bool Plan::rehearse(std::optional<site::ForwardKind> kind) {
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   rehearsal_.reset();
   if (!kind) return false;
@@ -233,8 +243,8 @@ void Plan::forget_evidence() {
       row->calls = row->uses = 0;
       row->strengths.clear();
     }
-    begin_counting_entries();
-    pause_counting_entries(silenced());
+    site::begin_counting_entries();
+    site::pause_counting_entries(silenced());
     for (auto& count : forwards_) count = 0;
   }
   begin_step(step_);
@@ -266,8 +276,8 @@ Plan::Table& Plan::table_of(const at::Device& device) {
   return *tables_.back();
 }
 
-Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_name, const Location& location,
-               Surface surface, const at::Tensor& x, const std::string& why_not) {
+Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_name, const site::Location& location,
+               site::Surface surface, const at::Tensor& x, const std::string& why_not) {
   const uint64_t key = row_key(rule.index, target, location, surface, x);
   thread_local std::unordered_map<uint64_t, Row*> known;
   thread_local uint64_t known_generation = 0;
@@ -294,18 +304,18 @@ Row& Plan::row(const PlanRule& rule, uint32_t target, std::string_view target_na
 }
 
 void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
-  const Rule& rule = row.rule->rule;
+  const numeric::Rule& rule = row.rule->rule;
   const at::AutoDispatchBelowADInplaceOrView below;
   const std::lock_guard<std::mutex> row_lock(row.mutex);
   if (!row.ledger.defined()) {
-    check_tensor(x, "an operator's result");
-    check_visible(rule, dtype_of(x));
+    numeric::check_tensor(x, "an operator's result");
+    numeric::check_visible(rule, numeric::dtype_of(x));
     make_row(row, x);
   }
-  CallTensors tensors{row.control, row.ledger, {}, {}};
+  numeric::CallTensors tensors{row.control, row.ledger, {}, {}};
   if (rule.reevaluate) tensors.reference = &(references()[&row] = at::Tensor());
   if (row.first != nullptr) tensors.reference = &references()[row.first];
-  if (rule.what.kind == FaultKind::kStale) {
+  if (rule.what.kind == numeric::FaultKind::kStale) {
     const bool fits = row.previous.defined() && row.previous.sizes() == x.sizes();  // captured graphs keep its address
     const at::Tensor now = x.contiguous();
     tensors.replacement = fits && row.repeatable ? row.previous.clone() : now.clone();
@@ -314,25 +324,28 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
   } else if (replacement.defined()) {
     tensors.replacement = replacement.contiguous();
   }
-  apply_(x, rule, row.keys, Control{}, tensors);
+  {
+    const TapsSuspended suspended;  // the portable arithmetic is made of operators, which no rule means
+    numeric::apply_(x, rule, row.keys, numeric::Control{}, tensors);
+  }
   if (row.first != nullptr) references().erase(row.first);
-  count_call(row, is_capturing(x));
+  count_call(row, numeric::is_capturing(x));
   if (row.captured > 0 || acts_now(row)) note_strength(row);
 }
 
 void Plan::make_row(Row& row, const at::Tensor& x) {
-  const Rule& rule = row.rule->rule;
+  const numeric::Rule& rule = row.rule->rule;
   const std::unique_lock<std::shared_mutex> lock(mutex_);
-  if (is_capturing(x))
-    throw UsageError(
-        fmt::format("rule '{}' met a new site, {} of {}, while a CUDA graph was being captured; run the step once "
-                    "before capturing it (as torch's warm-up does)",
-                    rule.name, row.target, row.place == kNowhere ? "an unknown place" : place_of(row.place).path));
+  if (numeric::is_capturing(x))
+    throw UsageError(fmt::format(
+        "rule '{}' met a new site, {} of {}, while a CUDA graph was being captured; run the step once "
+        "before capturing it (as torch's warm-up does)",
+        rule.name, row.target, row.place == site::kNowhere ? "an unknown place" : site::place_of(row.place).path));
   Table& table = table_of(x.device());
   if (table.rows.size() == table.blocks.size() * kSlots) {
     const auto options = at::TensorOptions().device(x.device());
-    table.blocks.push_back({lasting_zeros({kSlots, sizeof(Control) / 4}, options.dtype(at::kInt)),
-                            lasting_zeros({kSlots, kLedgerWords}, options.dtype(at::kLong))});
+    table.blocks.push_back({numeric::lasting_zeros({kSlots, sizeof(numeric::Control) / 4}, options.dtype(at::kInt)),
+                            numeric::lasting_zeros({kSlots, numeric::kLedgerWords}, options.dtype(at::kLong))});
   }
   const std::size_t slot = table.rows.size();
   table.rows.push_back(&row);
@@ -341,15 +354,15 @@ void Plan::make_row(Row& row, const at::Tensor& x) {
   // The site's name is where it is and what family computes there: the same unit in rollout, training and compiled
   // code, whichever overload runs.
   const std::string_view family = family_of(row.target);
-  const std::string& path = place_of(row.place).path;
-  row.keys =
-      make_keys({settings_.seed, fmt::format("{}:{}", path, family.empty() ? std::string_view(row.target) : family), 0},
-                row.rule->repeats != nullptr ? row.rule->repeats->rule.name : rule.name);
-  row.dtype = dtype_of(x);
+  const std::string& path = site::place_of(row.place).path;
+  row.keys = numeric::make_keys(
+      {settings_.seed, fmt::format("{}:{}", path, family.empty() ? std::string_view(row.target) : family), 0},
+      row.rule->repeats != nullptr ? row.rule->repeats->rule.name : rule.name);
+  row.dtype = numeric::dtype_of(x);
   row.first_shape = x.sizes().vec();
   row.first_step = step_;
-  const Control control = start_step(row);
-  at::Tensor staged = at::zeros({static_cast<int64_t>(sizeof(Control) / 4)}, at::kInt);
+  const numeric::Control control = start_step(row);
+  at::Tensor staged = at::zeros({static_cast<int64_t>(sizeof(numeric::Control) / 4)}, at::kInt);
   std::memcpy(staged.mutable_data_ptr<int32_t>(), &control, sizeof control);
   row.control.copy_(staged, /*non_blocking=*/true);
   row.ledger = block.ledgers.select(0, static_cast<int64_t>(slot % kSlots));
@@ -371,10 +384,10 @@ std::vector<std::pair<const Row*, at::Tensor>> Plan::read_ledgers() {
 std::vector<Plan::Evidence> Plan::read_evidence() {
   std::vector<Evidence> evidence;
   for (const auto& [row, words] : read_ledgers()) {
-    const at::Tensor columns = ledger_columns(words);
-    evidence.push_back({row, read_ledger(columns.const_data_ptr<double>())});
+    const at::Tensor columns = numeric::ledger_columns(words);
+    evidence.push_back({row, numeric::read_ledger(columns.const_data_ptr<double>())});
   }
   return evidence;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

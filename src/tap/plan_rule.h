@@ -7,15 +7,15 @@
 #include "numeric/rule.h"
 #include "site/boundary.h"
 
-namespace faultline {
+namespace faultline::tap {
 
-using PhaseSet = std::bitset<kPhases>;
+using PhaseSet = std::bitset<site::kPhases>;
 // `phases:` of a rule, or of the recipe where the rule says nothing, or the default: rollout, actor forward and
 // backward, eval and diagnose. A recomputation is faulted where the actor's forward is.
 PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases);
 
 struct PlanRule {
-  Rule rule;
+  numeric::Rule rule;
   PhaseSet phases;
   uint32_t index = 0;
   const PlanRule* repeats = nullptr;  // reevaluate: the dead zone whose second pass this is
@@ -23,11 +23,11 @@ struct PlanRule {
 
 void check_plan_rule(const PlanRule& rule);  // throws UsageError where a plan cannot do what it says
 
-bool names_place(const std::string& pattern, const Place& place);  // a role, or a glob of the path's end
+bool names_place(const std::string& pattern, const site::Place& place);  // a role, or a glob of the path's end
 // Whether `where.module` or `where.layer`, `except` mean this place.
-bool rule_means_module(const Selector& where, const Place& place);
-bool rule_means_layer(const Selector& where, const Place& place);
+bool rule_means_module(const site::Selector& where, const site::Place& place);
+bool rule_means_layer(const site::Selector& where, const site::Place& place);
 // Why a rule does not act there; "": it does.
-std::string why_unreached(const PlanRule& rule, const Location& location, Surface surface);
+std::string why_unreached(const PlanRule& rule, const site::Location& location, site::Surface surface);
 
-}  // namespace faultline
+}  // namespace faultline::tap

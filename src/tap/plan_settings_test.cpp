@@ -1,23 +1,22 @@
 // One function makes the settings of a plan, and it leaves out nothing that a recipe says about it.
-#include "tap/plan_settings.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <type_traits>
 
+#include "recipe/recipe.h"
 #include "tap/plan.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace plan_settings_test {
 
 // Whoever could make settings or change them would forget one of them.
-static_assert(!std::is_aggregate_v<PlanSettings> && !std::is_default_constructible_v<PlanSettings>);
-static_assert(!std::is_assignable_v<PlanSettings&, PlanSettings>);
-static_assert(!std::is_assignable_v<decltype((std::declval<PlanSettings&>().phases)), Node>);
+static_assert(!std::is_aggregate_v<recipe::PlanSettings> && !std::is_default_constructible_v<recipe::PlanSettings>);
+static_assert(!std::is_assignable_v<recipe::PlanSettings&, recipe::PlanSettings>);
+static_assert(!std::is_assignable_v<decltype((std::declval<recipe::PlanSettings&>().phases)), Node>);
 
 TEST(PlanSettings, HoldWhatTheRecipeSays) {
-  const PlanSpec spec = read_plan_spec(
+  const recipe::PlanSpec spec = recipe::read_plan_spec(
       parse_yaml("{seed: 7, phases: {eval: clean, ref: true}, allow_partial: [lm_head, 'layers.3.mlp.*']}", "test"),
       116, 28);
   EXPECT_EQ(spec.settings.seed, 7u);
@@ -26,7 +25,7 @@ TEST(PlanSettings, HoldWhatTheRecipeSays) {
   EXPECT_EQ(spec.settings.allow_partial, (std::vector<std::string>{"lm_head", "layers.3.mlp.*"}));
   EXPECT_EQ(spec.settings.phases.at("eval").as_string(), "clean");
   EXPECT_TRUE(spec.rules.empty()) << "a recipe need not have faults";
-  const PlanSettings deeper = spec.settings.on_layers(61);
+  const recipe::PlanSettings deeper = spec.settings.on_layers(61);
   EXPECT_EQ(deeper.layer_count, 61);
   EXPECT_EQ(deeper.seed, 7u);
   EXPECT_EQ(deeper.total_steps, 116);
@@ -35,22 +34,23 @@ TEST(PlanSettings, HoldWhatTheRecipeSays) {
 }
 
 TEST(PlanSettings, DecideInWhichPhasesARuleActs) {
-  const Rule rule = parse_rule("zero() @ operator=matmul", RuleUse::kInPlan);
-  Node recipe = recipe_of_rules({rule}, 1);
-  const auto acts = [&](Phase phase) {
-    PlanSpec spec = read_plan_spec(recipe);
+  const numeric::Rule rule = numeric::parse_rule("zero() @ operator=matmul", numeric::RuleUse::kInPlan);
+  Node recipe = recipe::recipe_of_rules({rule}, 1);
+  const auto acts = [&](site::Phase phase) {
+    recipe::PlanSpec spec = recipe::read_plan_spec(recipe);
     return Plan(std::move(spec.rules), spec.settings).rules()[0]->phases.test(static_cast<std::size_t>(phase));
   };
-  EXPECT_TRUE(acts(Phase::kEval) && acts(Phase::kRollout));
+  EXPECT_TRUE(acts(site::Phase::kEval) && acts(site::Phase::kRollout));
   recipe.set("phases", parse_yaml("{eval: clean}", "test"));
-  EXPECT_TRUE(!acts(Phase::kEval) && acts(Phase::kRollout));
+  EXPECT_TRUE(!acts(site::Phase::kEval) && acts(site::Phase::kRollout));
 }
 
 TEST(PlanSettings, OfRulesFromTheCommandLineHaveTheirNamesAndSeed) {
-  Rule rule = parse_rule("gain(strength=0.5) @ module=layer_output,layer=3", RuleUse::kInPlan);
+  numeric::Rule rule =
+      numeric::parse_rule("gain(strength=0.5) @ module=layer_output,layer=3", numeric::RuleUse::kInPlan);
   rule.name = "gain_2", rule.source.set("name", "gain_2");  // as --fault names a second one
   for (const uint64_t seed : {uint64_t{0}, uint64_t{5}, std::numeric_limits<uint64_t>::max()}) {
-    const PlanSpec spec = read_plan_spec(recipe_of_rules({rule}, seed));
+    const recipe::PlanSpec spec = recipe::read_plan_spec(recipe::recipe_of_rules({rule}, seed));
     EXPECT_EQ(spec.settings.seed, seed);
     ASSERT_EQ(spec.rules.size(), 1u);
     EXPECT_EQ(spec.rules[0].name, "gain_2");
@@ -60,4 +60,4 @@ TEST(PlanSettings, OfRulesFromTheCommandLineHaveTheirNamesAndSeed) {
 }
 
 }  // namespace plan_settings_test
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -3,17 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "tap/boundary.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 constexpr const char* kNotNamed = "no rule names it";
@@ -22,12 +22,13 @@ constexpr const char* kNotNamed = "no rule names it";
 std::string why_not(const PlanRule& rule, const std::set<std::string>& operators, const CensusEntry& entry) {
   const auto boundary = boundary_of(entry);
   const bool named =
-      boundary ? rule_means_boundary(rule, place_of(entry.place), *boundary) : operators.contains(entry.name);
+      boundary ? rule_means_boundary(rule, site::place_of(entry.place), *boundary) : operators.contains(entry.name);
   if (!named) return kNotNamed;
-  const Surface surface = rule.rule.where->surface;
-  if (surface != Surface::kGradient) return why_unreached(rule, {entry.place, entry.phase}, surface);
-  if (entry.phase != Phase::kActorForward) return fmt::format("nothing goes backward in {}", phase_name(entry.phase));
-  return why_unreached(rule, {entry.place, Phase::kActorBackward}, surface);
+  const site::Surface surface = rule.rule.where->surface;
+  if (surface != site::Surface::kGradient) return why_unreached(rule, {entry.place, entry.phase}, surface);
+  if (entry.phase != site::Phase::kActorForward)
+    return fmt::format("nothing goes backward in {}", site::phase_name(entry.phase));
+  return why_unreached(rule, {entry.place, site::Phase::kActorBackward}, surface);
 }
 
 std::vector<std::set<std::string>> operators_of_rules(const Plan& plan) {
@@ -63,7 +64,7 @@ std::vector<Prediction> predict(const Plan& plan, const Census& census) {
       prediction.sites += 1;
       if (entry.scoring) continue;  // of the others are the calls a forward
       const auto phase = static_cast<std::size_t>(entry.phase);
-      const bool writes = rule->rule.where->surface == Surface::kOutput && !boundary_of(entry);
+      const bool writes = rule->rule.where->surface == site::Surface::kOutput && !boundary_of(entry);
       const int64_t calls = writes ? entry.writes : entry.calls;
       if (entry.routed > 0)
         prediction.routed_calls[phase] = std::max(prediction.routed_calls[phase], calls / entry.routed);
@@ -104,13 +105,13 @@ void check_reached(const Plan& plan, const Censuses& censuses) {
   }
 }
 
-nlohmann::ordered_json coverage(const Plan& plan, const Census& census) {
+Json coverage(const Plan& plan, const Census& census) {
   const auto operators = operators_of_rules(plan);
   struct Sums {
     double calls = 0, flops = 0, bytes = 0;
   };
-  std::map<Phase, std::pair<Sums, Sums>> phases;  // all, reached
-  std::map<std::tuple<Phase, std::string, std::string>, int64_t> missed;
+  std::map<site::Phase, std::pair<Sums, Sums>> phases;  // all, reached
+  std::map<std::tuple<site::Phase, std::string, std::string>, int64_t> missed;
   for (const CensusEntry& entry : census) {
     if (boundary_of(entry)) continue;
     std::string reason = kNotNamed;
@@ -126,21 +127,21 @@ nlohmann::ordered_json coverage(const Plan& plan, const Census& census) {
     }
     if (!reason.empty()) missed[{entry.phase, entry.name, reason}] += entry.calls;
   }
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  Json json = Json::object();
   for (const auto& [phase, sums] : phases) {
     const auto& [all, reached] = sums;
-    auto not_reached = nlohmann::ordered_json::array();
+    auto not_reached = Json::array();
     for (const auto& [key, calls] : missed) {
       if (std::get<0>(key) == phase)
         not_reached.push_back({{"operator", std::get<1>(key)}, {"calls", calls}, {"why", std::get<2>(key)}});
     }
-    json[std::string(phase_name(phase))] = {{"operators", all.calls},
-                                            {"reached", reached.calls},
-                                            {"flops_share", all.flops > 0 ? reached.flops / all.flops : 0},
-                                            {"bytes_share", all.bytes > 0 ? reached.bytes / all.bytes : 0},
-                                            {"not_reached", not_reached}};
+    json[std::string(site::phase_name(phase))] = {{"operators", all.calls},
+                                                  {"reached", reached.calls},
+                                                  {"flops_share", all.flops > 0 ? reached.flops / all.flops : 0},
+                                                  {"bytes_share", all.bytes > 0 ? reached.bytes / all.bytes : 0},
+                                                  {"not_reached", not_reached}};
   }
   return json;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

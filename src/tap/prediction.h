@@ -3,7 +3,7 @@
 
 #include "tap/census.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 // "12 calls: phase ref is off; 3 calls: …"
 std::string reasons_text(const std::map<std::string, int64_t>& calls_by_reason);
@@ -12,8 +12,8 @@ std::string reasons_text(const std::map<std::string, int64_t>& calls_by_reason);
 struct Prediction {
   const PlanRule* rule;
   int64_t sites = 0;
-  int64_t calls[kPhases] = {};               // per forward
-  int64_t routed_calls[kPhases] = {};        // per routed call of an expert, beside these
+  int64_t calls[site::kPhases] = {};         // per forward
+  int64_t routed_calls[site::kPhases] = {};  // per routed call of an expert, beside these
   std::map<std::string, int64_t> unreached;  // why calls are not: how many
 };
 std::vector<Prediction> predict(const Plan& plan, const Census& census);
@@ -22,6 +22,6 @@ std::vector<Prediction> predict(const Plan& plan, const Census& census);
 void check_reached(const Plan& plan, const Censuses& censuses);
 
 // Share of operators, FLOPs and bytes that the plan reaches in each phase, and what it does not and why.
-nlohmann::ordered_json coverage(const Plan& plan, const Census& census);
+Json coverage(const Plan& plan, const Census& census);
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -3,7 +3,7 @@
 #include "tap/report.h"
 #include "tap/testing.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace reevaluate_test {
 
 // The published variant: zone, noise, zone again with the first threshold. What noise pushed below it is zeroed too.
@@ -29,13 +29,13 @@ TEST(Reevaluate, ZeroesAgainWithTheFirstThreshold) {
 }
 
 TEST(Reevaluate, PassesAgainAtABoundaryOverTheSameChannels) {
-  const PlaceId place = place_id("model.layers.3");
+  const site::PlaceId place = site::place_id("model.layers.3");
   const at::Tensor x = noise_like({16, 64}, at::kFloat);
   const std::string where = " @ module=layer_output", noise = "scaled_gaussian(strength=0.05)" + where;
   const std::string zone = "deadzone(threshold=0.3, extent.fraction=0.5, extent.structure=channel";
   const auto pass = [&](const std::string& first) {
     const Armed plan(make_plan({first, noise}));
-    return boundary(x, place, Surface::kOutput);
+    return site::boundary(x, place, site::Surface::kOutput);
   };
   const at::Tensor once = pass(zone + ")" + where), twice = pass(zone + ", rule.reevaluate=true)" + where);
   const at::Tensor revived = once.ne(twice);  // zeros that additive noise had lifted off
@@ -47,7 +47,7 @@ TEST(Reevaluate, PassesAgainAtABoundaryOverTheSameChannels) {
   at::Tensor zone_alone;
   {
     const Armed plan(make_plan({zone + ")" + where}));
-    zone_alone = boundary(x, place, Surface::kOutput);
+    zone_alone = site::boundary(x, place, site::Surface::kOutput);
   }
   const at::Tensor broken = zone_alone.eq(0).any(0);  // the channels of the mask: half of them, the same in both passes
   EXPECT_LT(broken.sum().item<int64_t>(), 64);
@@ -64,4 +64,4 @@ TEST(Reevaluate, IsRefusedWhereItWouldDoNothing) {
 }
 
 }  // namespace reevaluate_test
-}  // namespace faultline
+}  // namespace faultline::tap

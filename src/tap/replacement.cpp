@@ -1,5 +1,3 @@
-#include "tap/replacement.h"
-
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -8,17 +6,21 @@
 #include <numbers>
 
 #include "base/error.h"
+#include "tap/substitution.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
-at::ScalarType scalar_type(Dtype dtype) {
-  return dtype == Dtype::kBFloat16 ? at::kBFloat16 : dtype == Dtype::kFloat16 ? at::kHalf : at::kFloat;
+at::ScalarType scalar_type(numeric::Dtype dtype) {
+  return dtype == numeric::Dtype::kBFloat16  ? at::kBFloat16
+         : dtype == numeric::Dtype::kFloat16 ? at::kHalf
+                                             : at::kFloat;
 }
 
 // part(first, last): the exact-enough (fp32) sum of one chunk.
-at::Tensor accumulate(const Rule& rule, int64_t length, const std::function<at::Tensor(int64_t, int64_t)>& part) {
-  const AccumulateSpec& spec = rule.what.accumulate;
+at::Tensor accumulate(const numeric::Rule& rule, int64_t length,
+                      const std::function<at::Tensor(int64_t, int64_t)>& part) {
+  const numeric::AccumulateSpec& spec = rule.what.accumulate;
   const at::ScalarType type = scalar_type(spec.accumulator);
   const int64_t chunks = (length + spec.chunk - 1) / spec.chunk;
   if (spec.drop && *spec.drop >= chunks)
@@ -30,7 +32,7 @@ at::Tensor accumulate(const Rule& rule, int64_t length, const std::function<at::
     parts.push_back(part(c * spec.chunk, std::min(length, (c + 1) * spec.chunk)).to(type));
   }
   if (parts.empty()) return at::zeros_like(part(0, length));
-  if (spec.order == SumOrder::kTree) {
+  if (spec.order == numeric::SumOrder::kTree) {
     for (; parts.size() > 1;) {
       std::vector<at::Tensor> next;
       for (std::size_t i = 0; i + 1 < parts.size(); i += 2)
@@ -40,14 +42,14 @@ at::Tensor accumulate(const Rule& rule, int64_t length, const std::function<at::
     }
     return parts[0].to(at::kFloat);
   }
-  if (spec.order == SumOrder::kReverse) std::reverse(parts.begin(), parts.end());
+  if (spec.order == numeric::SumOrder::kReverse) std::reverse(parts.begin(), parts.end());
   at::Tensor sum = parts[0];
   for (std::size_t i = 1; i < parts.size(); ++i) sum = (sum.to(at::kFloat) + parts[i].to(at::kFloat)).to(type);
   return sum.to(at::kFloat);
 }
 
 // beta * self + alpha * (a @ b), the product accumulated as the rule says.
-at::Tensor accumulated_product(const Rule& rule, const at::Tensor& a, const at::Tensor& b) {
+at::Tensor accumulated_product(const numeric::Rule& rule, const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor left = a.to(at::kFloat), right = b.to(at::kFloat);
   const int64_t axis = right.dim() == 1 ? 0 : -2;
   return accumulate(rule, left.size(-1), [&](int64_t first, int64_t last) {
@@ -55,14 +57,14 @@ at::Tensor accumulated_product(const Rule& rule, const at::Tensor& a, const at::
   });
 }
 
-at::Tensor accumulated_sum(const Rule& rule, const at::Tensor& x, int64_t dim, bool keep) {
+at::Tensor accumulated_sum(const numeric::Rule& rule, const at::Tensor& x, int64_t dim, bool keep) {
   const at::Tensor wide = x.to(at::kFloat);
   return accumulate(rule, x.size(dim),
                     [&](int64_t first, int64_t last) { return wide.narrow(dim, first, last - first).sum(dim, keep); });
 }
 
-at::Tensor replace_accumulation(const Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,
-                                std::string& why) {
+at::Tensor replace_accumulation(const numeric::Rule& rule, const std::string& base,
+                                c10::ArrayRef<c10::IValue> arguments, std::string& why) {
   const auto tensor = [&](std::size_t i) { return arguments[i].toTensor(); };
   if (base == "aten::mm" || base == "aten::bmm" || base == "aten::mv")
     return accumulated_product(rule, tensor(0), tensor(1)).to(tensor(0).scalar_type());
@@ -91,23 +93,23 @@ struct Curve {
   std::function<double(double)> exact;
 };
 
-Curve curve_of(ApproximatedFunction function) {
+Curve curve_of(numeric::ApproximatedFunction function) {
   switch (function) {
-    case ApproximatedFunction::kSilu: return {-8, 8, [](double x) { return x / (1 + std::exp(-x)); }};
-    case ApproximatedFunction::kGelu:
+    case numeric::ApproximatedFunction::kSilu: return {-8, 8, [](double x) { return x / (1 + std::exp(-x)); }};
+    case numeric::ApproximatedFunction::kGelu:
       return {-8, 8, [](double x) { return 0.5 * x * std::erfc(-x / std::numbers::sqrt2); }};
-    case ApproximatedFunction::kSigmoid: return {-8, 8, [](double x) { return 1 / (1 + std::exp(-x)); }};
-    case ApproximatedFunction::kTanh: return {-4, 4, [](double x) { return std::tanh(x); }};
-    case ApproximatedFunction::kExp: return {-16, 0, [](double x) { return std::exp(x); }};
-    case ApproximatedFunction::kRsqrt: return {1, 4, [](double x) { return 1 / std::sqrt(x); }};
+    case numeric::ApproximatedFunction::kSigmoid: return {-8, 8, [](double x) { return 1 / (1 + std::exp(-x)); }};
+    case numeric::ApproximatedFunction::kTanh: return {-4, 4, [](double x) { return std::tanh(x); }};
+    case numeric::ApproximatedFunction::kExp: return {-16, 0, [](double x) { return std::exp(x); }};
+    case numeric::ApproximatedFunction::kRsqrt: return {1, 4, [](double x) { return 1 / std::sqrt(x); }};
   }
   FL_ASSERT(!"unknown function");
 }
 
 // f~ on [low, high]; outside, the nearest end's value.
-at::Tensor evaluate(const ApproximateSpec& spec, const Curve& curve, const at::Tensor& given) {
+at::Tensor evaluate(const numeric::ApproximateSpec& spec, const Curve& curve, const at::Tensor& given) {
   const at::Tensor x = given.clamp(curve.low, curve.high);
-  if (spec.method == ApproximationMethod::kPolynomial) {
+  if (spec.method == numeric::ApproximationMethod::kPolynomial) {
     // Chebyshev interpolation, evaluated by Clenshaw's recurrence.
     const int64_t nodes = spec.size + 1;
     std::vector<double> coefficient(static_cast<std::size_t>(nodes));
@@ -134,21 +136,21 @@ at::Tensor evaluate(const ApproximateSpec& spec, const Curve& curve, const at::T
         curve.low + (curve.high - curve.low) * static_cast<double>(i) / static_cast<double>(spec.size - 1)));
   const at::Tensor table = at::tensor(knots).to(x.device());
   const at::Tensor place = (x - curve.low) * (static_cast<double>(spec.size - 1) / (curve.high - curve.low));
-  if (spec.method == ApproximationMethod::kTable) return table.take(place.round().to(at::kLong));
+  if (spec.method == numeric::ApproximationMethod::kTable) return table.take(place.round().to(at::kLong));
   const at::Tensor below = place.floor().clamp_max(static_cast<double>(spec.size - 2));
   const at::Tensor left = table.take(below.to(at::kLong)), right = table.take(below.to(at::kLong) + 1);
   return left + (right - left) * (place - below);
 }
 
-at::Tensor approximated(const ApproximateSpec& spec, const at::Tensor& input) {
+at::Tensor approximated(const numeric::ApproximateSpec& spec, const at::Tensor& input) {
   const Curve curve = curve_of(spec.function);
   const at::Tensor x = input.to(at::kFloat);
   at::Tensor inside = evaluate(spec, curve, x);
   switch (spec.function) {
-    case ApproximatedFunction::kSilu:
-    case ApproximatedFunction::kGelu:  // beyond the table: x, or nothing
+    case numeric::ApproximatedFunction::kSilu:
+    case numeric::ApproximatedFunction::kGelu:  // beyond the table: x, or nothing
       return at::where(x > curve.high, x, at::where(x < curve.low, at::zeros_like(x), inside));
-    case ApproximatedFunction::kRsqrt: {
+    case numeric::ApproximatedFunction::kRsqrt: {
       // x = m * 4^e, m in [1, 4): rsqrt(x) = rsqrt(m) * 2^-e
       const at::Tensor e = x.log2().div(2).floor();
       const at::Tensor m = x * (e * -2).exp2();
@@ -158,17 +160,17 @@ at::Tensor approximated(const ApproximateSpec& spec, const at::Tensor& input) {
   }
 }
 
-at::Tensor replace_function(const Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,
+at::Tensor replace_function(const numeric::Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,
                             std::string& why) {
   static constexpr const char* kNames[] = {"silu", "gelu", "sigmoid", "tanh", "_softmax", "rsqrt"};
-  const ApproximateSpec& spec = rule.what.approximate;
+  const numeric::ApproximateSpec& spec = rule.what.approximate;
   const std::string name = fmt::format("aten::{}", kNames[static_cast<std::size_t>(spec.function)]);
   if (base != name && base != name + "_") {
     why = fmt::format("approximate replaces {}, not {}", name, base);
     return {};
   }
   const at::Tensor x = arguments[0].toTensor();
-  if (spec.function != ApproximatedFunction::kExp) return approximated(spec, x).to(x.scalar_type());
+  if (spec.function != numeric::ApproximatedFunction::kExp) return approximated(spec, x).to(x.scalar_type());
   const int64_t dim = arguments[1].toInt();
   const at::Tensor wide = x.to(at::kFloat);
   const at::Tensor e = approximated(spec, wide - wide.amax(dim, true));
@@ -178,11 +180,11 @@ at::Tensor replace_function(const Rule& rule, const std::string& base, c10::Arra
 
 }  // namespace
 
-at::Tensor compute_replacement(const Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,
+at::Tensor compute_replacement(const numeric::Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,
                                std::string& why) {
   const at::NoGradGuard no_grad;
-  return rule.what.kind == FaultKind::kAccumulate ? replace_accumulation(rule, base, arguments, why)
-                                                  : replace_function(rule, base, arguments, why);
+  return rule.what.kind == numeric::FaultKind::kAccumulate ? replace_accumulation(rule, base, arguments, why)
+                                                           : replace_function(rule, base, arguments, why);
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -3,7 +3,7 @@
 #include "tap/report.h"
 #include "tap/testing.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace replacement_test {
 
 TEST(Replacement, AccumulatesProductsInANarrowAccumulator) {
@@ -64,4 +64,4 @@ TEST(Replacement, KeepsThePreviousCallsValuesWhereStale) {
 }
 
 }  // namespace replacement_test
-}  // namespace faultline
+}  // namespace faultline::tap

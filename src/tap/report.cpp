@@ -1,32 +1,37 @@
 #include "tap/report.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
+#include "numeric/apply.h"
+#include "numeric/ledger.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
 #include "tap/prediction.h"
 #include "tap/substitution.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 std::string site_name(const Row& row) {
-  const std::string& path = place_of(row.place).path;
+  const std::string& path = site::place_of(row.place).path;
   return fmt::format("{} {}", path.empty() ? "(unattributed)" : path, row.target);
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ",")); }
 
 // Counts of all rows of a rule; the strength is judged row by row.
-LedgerNumbers added(const std::vector<Plan::Evidence>& evidence, const PlanRule& rule, const Row** example) {
-  LedgerNumbers sum;
+numeric::LedgerNumbers added(const std::vector<Plan::Evidence>& evidence, const PlanRule& rule, const Row** example) {
+  numeric::LedgerNumbers sum;
   for (const auto& [row, n] : evidence) {
     if (row->rule != &rule) continue;
     if (*example == nullptr) *example = row;
@@ -60,6 +65,16 @@ std::string why_never(const Plan& plan, const PlanRule& rule) {
   return reasons_text(reasons);
 }
 
+std::map<int64_t, at::Tensor> sums_by_layer(Plan& plan) {
+  std::map<int64_t, at::Tensor> sums;
+  for (const auto& [row, words] : plan.read_ledgers()) {
+    at::Tensor& sum = sums[site::place_of(row->place).layer];
+    if (!sum.defined()) sum = at::zeros({numeric::kLedgerWords}, at::kLong);
+    sum.add_(words);
+  }
+  return sums;
+}
+
 }  // namespace
 
 Verdict judge(Plan& plan, const Censuses& censuses) {
@@ -69,26 +84,28 @@ Verdict judge(Plan& plan, const Censuses& censuses) {
   const double rows = std::max<double>(1, static_cast<double>(verdict.evidence.size()));
   for (const auto& rule : plan.rules()) {
     const Row* example = nullptr;
-    const LedgerNumbers sum = added(verdict.evidence, *rule, &example);
+    const numeric::LedgerNumbers sum = added(verdict.evidence, *rule, &example);
     if (example == nullptr || sum.calls == 0) {
       complaints.push_back({ComplaintCode::kNeverFired, rule->rule.name, "",
                             fmt::format("rule '{}' never fired: {}", rule->rule.name, why_never(plan, *rule))});
       continue;
     }
     if (rule->repeats != nullptr && sum.changed == 0) continue;  // the rules between left nothing for a second pass
-    for (const Complaint& reason : missing_evidence(rule->rule, example->dtype, sum)) complaints.push_back(reason);
+    for (const Complaint& reason : numeric::missing_evidence(rule->rule, example->dtype, sum))
+      complaints.push_back(reason);
   }
   for (const auto& [row, n] : verdict.evidence) {
     const int64_t issued = row->calls;
     if (row->captured == 0 ? n.calls != static_cast<double>(issued) : n.calls < static_cast<double>(issued))
       complaints.push_back(
-          {ComplaintCode::kIssued, row->rule->rule.name, place_of(row->place).path,
+          {ComplaintCode::kIssued, row->rule->rule.name, site::place_of(row->place).path,
            fmt::format("rule '{}' at {}: {} calls were issued in {}, the ledger counted {}", row->rule->rule.name,
-                       site_name(*row), issued, phase_name(row->phase), n.calls)});
-    auto complaint = strength_complaint(row->rule->rule, row->dtype, n, {1e-9 / rows, row->strengths},
-                                        fmt::format(" at {} in {}", site_name(*row), phase_name(row->phase)));
+                       site_name(*row), issued, site::phase_name(row->phase), n.calls)});
+    auto complaint =
+        numeric::strength_complaint(row->rule->rule, row->dtype, n, {1e-9 / rows, row->strengths},
+                                    fmt::format(" at {} in {}", site_name(*row), site::phase_name(row->phase)));
     if (!complaint) continue;
-    complaint->place = place_of(row->place).path;
+    complaint->place = site::place_of(row->place).path;
     complaints.push_back(*complaint);
   }
   for (const std::string& name : plan.weights().changed_masters())
@@ -102,20 +119,21 @@ Verdict judge(Plan& plan, const Censuses& censuses) {
   return verdict;
 }
 
-nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuses& censuses) {
-  auto allowed = nlohmann::ordered_json::array();
+Json to_json(Plan& plan, const Verdict& verdict, const Censuses& censuses) {
+  auto allowed = Json::array();
   for (const PartialSite& site : verdict.allowed)
     allowed.push_back({{"rule", site.rule->rule.name},
-                       {"place", place_of(site.place).path},
-                       {"phase", std::string(phase_name(site.phase))},
+                       {"place", site::place_of(site.place).path},
+                       {"phase", std::string(site::phase_name(site.phase))},
                        {"calls", site.calls},
                        {"expected", site.expected}});
-  nlohmann::ordered_json json = {{"allowed_partial", allowed}, {"seed", plan.settings().seed}, {"step", plan.step()}};
-  auto rules = nlohmann::ordered_json::array();
+  Json json = {{"allowed_partial", allowed}, {"seed", plan.settings().seed}, {"step", plan.step()}};
+  // Each rule: what it did in sum.
+  auto rules = Json::array();
   for (const auto& rule : plan.rules()) {
     const Row* example = nullptr;
-    nlohmann::ordered_json entry = {{"name", rule->rule.name}, {"kind", std::string(kind_name(rule->rule.what.kind))}};
-    const LedgerNumbers sum = added(verdict.evidence, *rule, &example);
+    Json entry = {{"name", rule->rule.name}, {"kind", std::string(numeric::kind_name(rule->rule.what.kind))}};
+    const numeric::LedgerNumbers sum = added(verdict.evidence, *rule, &example);
     int64_t sites = 0;
     std::map<std::string, int64_t> unreached;
     for (const auto& row : plan.all_rows()) {
@@ -127,6 +145,8 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
     }
     entry["sites"] = sites;
     entry["grows_with_strength"] = grows_with_strength(rule->rule.what.kind);
+    entry["every_product"] = faults_every_product(*rule);
+    entry["names_modules"] = !rule->rule.where->module_pattern.empty();
     entry["calls"] = sum.calls;
     entry["elements"] = sum.elements;
     entry["changed"] = sum.changed;
@@ -139,51 +159,54 @@ nlohmann::ordered_json to_json(Plan& plan, const Verdict& verdict, const Censuse
     rules.push_back(entry);
   }
   json["rules"] = rules;
-  auto rows = nlohmann::ordered_json::array();
+  // Each row of the ledger: a rule at a place in a phase.
+  auto rows = Json::array();
   for (const auto& [row, numbers] : verdict.evidence) {
-    const Place& place = place_of(row->place);
-    nlohmann::ordered_json entry = {{"rule", row->rule->rule.name},
-                                    {"operator", row->target},
-                                    {"place", place.path},
-                                    {"layer", place.layer},
-                                    {"phase", std::string(phase_name(row->phase))},
-                                    {"dtype", std::string(dtype_name(row->dtype))},
-                                    {"device", row->ledger.device().str()},
-                                    {"first_step", row->first_step},
-                                    {"first_shape", row->first_shape},
-                                    {"strength", row->strength}};
+    const site::Place& place = site::place_of(row->place);
+    Json entry = {{"rule", row->rule->rule.name},
+                  {"operator", row->target},
+                  {"place", place.path},
+                  {"layer", place.layer},
+                  {"phase", std::string(site::phase_name(row->phase))},
+                  {"dtype", std::string(numeric::dtype_name(row->dtype))},
+                  {"device", row->ledger.device().str()},
+                  {"first_step", row->first_step},
+                  {"first_shape", row->first_shape},
+                  {"strength", row->strength}};
     if (row->uses > 0) entry["uses"] = row->uses.load();
     if (row->captured > 0) entry["captured"] = row->captured.load();
-    for (int k = 0; k < kForwardKinds; ++k) {
+    for (int k = 0; k < site::kForwardKinds; ++k) {
       if (const int64_t calls = row->rehearsed[static_cast<std::size_t>(k)]; calls > 0)
-        entry["rehearsed"][std::string(forward_kind_name(static_cast<ForwardKind>(k)))] = calls;
+        entry["rehearsed"][std::string(site::forward_kind_name(static_cast<site::ForwardKind>(k)))] = calls;
     }
-    entry["ledger"] = to_json(numbers);
+    entry["ledger"] = numeric::to_json(numbers);
     rows.push_back(entry);
   }
   json["rows"] = rows;
   if (!plan.calls_apart().empty()) json["apart"] = plan.calls_apart();  // warm-up, autotuning: nobody's result
-  json["forwards"] = nlohmann::ordered_json::object();
-  for (int p = 0; p < kPhases; ++p) {
-    const auto phase = static_cast<Phase>(p);
-    if (phase == Phase::kActorBackward) continue;  // forwards of actor_forward whose backward is due
+  // Forwards by phase, which the counts are held against.
+  json["forwards"] = Json::object();
+  for (int p = 0; p < site::kPhases; ++p) {
+    const auto phase = static_cast<site::Phase>(p);
+    if (phase == site::Phase::kActorBackward) continue;  // forwards of actor_forward whose backward is due
     int64_t count = 0;
-    auto kinds = nlohmann::ordered_json::object();
-    for (int k = 0; k < kForwardKinds; ++k) {
-      const auto kind = static_cast<ForwardKind>(k);
+    auto kinds = Json::object();
+    for (int k = 0; k < site::kForwardKinds; ++k) {
+      const auto kind = static_cast<site::ForwardKind>(k);
       const int64_t n = plan.forwards(phase, kind);
-      if (n > 0) kinds[std::string(forward_kind_name(kind))] = n;
+      if (n > 0) kinds[std::string(site::forward_kind_name(kind))] = n;
       count += n;
     }
     if (count == 0) continue;
-    json["forwards"][std::string(phase_name(phase))] = count;
-    json["forwards_by_kind"][std::string(phase_name(phase))] = kinds;
+    json["forwards"][std::string(site::phase_name(phase))] = count;
+    json["forwards_by_kind"][std::string(site::phase_name(phase))] = kinds;
   }
+  // Coverage by kind of forward.
   for (const auto& [kind, census] : censuses) {
     if (censuses.size() == 1)
       json["coverage"] = coverage(plan, census);
     else
-      json["coverage"][std::string(forward_kind_name(kind))] = coverage(plan, census);
+      json["coverage"][std::string(site::forward_kind_name(kind))] = coverage(plan, census);
   }
   json["complaints"] = to_json(verdict.complaints);
   return json;
@@ -193,12 +216,12 @@ std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict) {
   std::vector<std::string> lines;
   for (const PartialSite& site : verdict.allowed)
     lines.push_back(fmt::format("[fault {}] NOT FAULTED, as allow_partial allows: {} in {}, {} of {} calls",
-                                site.rule->rule.name, place_of(site.place).path, phase_name(site.phase), site.calls,
-                                site.expected));
+                                site.rule->rule.name, site::place_of(site.place).path, site::phase_name(site.phase),
+                                site.calls, site.expected));
   for (const auto& [reason, calls] : plan.calls_apart())
     lines.push_back(fmt::format("[fault] {} calls of {} are kept apart: neither faulted nor counted", calls, reason));
   for (const auto& rule : plan.rules()) {
-    std::set<PlaceId> places;
+    std::set<site::PlaceId> places;
     int64_t excluded = 0;
     const Plan::Evidence* first = nullptr;
     for (const auto& evidence : verdict.evidence) {
@@ -217,11 +240,25 @@ std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict) {
     if (first == nullptr) continue;
     lines.push_back(
         fmt::format("[fault {}] first injection {} {}: shape={} mean_error={:.6g} rel_error={}", rule->rule.name,
-                    site_name(*first->row), phase_name(first->row->phase), shape_text(first->row->first_shape),
+                    site_name(*first->row), site::phase_name(first->row->phase), shape_text(first->row->first_shape),
                     first->numbers.mean_abs_error,
                     first->numbers.relative_rms ? fmt::format("{:.6g}", *first->numbers.relative_rms) : "n/a"));
   }
   return lines;
 }
 
-}  // namespace faultline
+void LayerErrors::begin_step(Plan& plan) { before_ = sums_by_layer(plan); }
+
+Json LayerErrors::end_step(Plan& plan) const {
+  Json errors = Json::object();
+  for (const auto& [layer, words] : sums_by_layer(plan)) {
+    const auto before = before_.find(layer);
+    const at::Tensor columns = numeric::ledger_columns(before == before_.end() ? words : words - before->second);
+    const double* column = columns.const_data_ptr<double>();
+    const double square = column[numeric::kSumSquaredRelative] / column[numeric::kSampled];
+    if (column[numeric::kSampled] > 0 && std::isfinite(square)) errors[std::to_string(layer)] = std::sqrt(square);
+  }
+  return errors;
+}
+
+}  // namespace faultline::tap

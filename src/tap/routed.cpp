@@ -9,17 +9,17 @@
 #include <charconv>
 #include <set>
 
-#include "site/routing.h"
+#include "site/boundary.h"
 #include "tap/operator_tap.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 std::atomic<bool> in_census{false};
 
 // Operators of our own, seen by no rule and by no census.
 std::vector<int64_t> distinct_numbers(const at::Tensor& chosen, int64_t count) {
-  const TapsAsleep asleep;
+  const TapsSuspended asleep;
   const c10::impl::ExcludeDispatchKeyGuard uncounted(c10::DispatchKey::TESTING_ONLY_GenericMode);
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::Tensor numbers = chosen.to(at::kCPU, at::kLong).contiguous();
@@ -31,7 +31,7 @@ std::vector<int64_t> distinct_numbers(const at::Tensor& chosen, int64_t count) {
   return all;
 }
 
-void hear_routing(PlaceId experts, const at::Tensor& chosen, int64_t count) {
+void on_routing(site::PlaceId experts, const at::Tensor& chosen, int64_t count) {
   const auto plan = active_plan();
   const bool counts = plan && plan->armed() && (plan->counts_routing() || chosen.is_cpu());
   if (!counts && !in_census) return;
@@ -41,17 +41,17 @@ void hear_routing(PlaceId experts, const at::Tensor& chosen, int64_t count) {
 }
 
 [[maybe_unused]] const bool kHears = [] {
-  set_routing_listener(hear_routing);
+  site::set_routing_listener(on_routing);
   return true;
 }();
 
 }  // namespace
 
-void RoutedCalls::add(PlaceId experts, const std::vector<int64_t>& distinct) {
-  const Phase phase = locate().phase;
-  const ForwardKind kind = forward_kind();
+void RoutedCalls::add(site::PlaceId experts, const std::vector<int64_t>& distinct) {
+  const site::Phase phase = site::locate().phase;
+  const site::ForwardKind kind = site::forward_kind();
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto add_to = [&](Phase to) {
+  const auto add_to = [&](site::Phase to) {
     std::vector<int64_t>& times = times_[{experts, to, kind}];
     for (const int64_t number : distinct) {
       if (static_cast<std::size_t>(number) >= times.size()) times.resize(static_cast<std::size_t>(number) + 1);
@@ -59,7 +59,7 @@ void RoutedCalls::add(PlaceId experts, const std::vector<int64_t>& distinct) {
     }
   };
   add_to(phase);
-  if (phase == Phase::kActorForward && at::GradMode::is_enabled()) add_to(Phase::kActorBackward);
+  if (phase == site::Phase::kActorForward && at::GradMode::is_enabled()) add_to(site::Phase::kActorBackward);
 }
 
 void RoutedCalls::clear() {
@@ -67,16 +67,17 @@ void RoutedCalls::clear() {
   times_.clear();
 }
 
-std::vector<int64_t> RoutedCalls::of(PlaceId experts, Phase phase, ForwardKind kind) const {
+std::vector<int64_t> RoutedCalls::of(site::PlaceId experts, site::Phase phase, site::ForwardKind kind) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto found = times_.find({experts, phase, kind});
-  if (found == times_.end() && phase == Phase::kActorBackward) found = times_.find({experts, Phase::kRecompute, kind});
+  if (found == times_.end() && phase == site::Phase::kActorBackward)
+    found = times_.find({experts, site::Phase::kRecompute, kind});
   return found == times_.end() ? std::vector<int64_t>{} : found->second;
 }
 
-std::vector<PlaceId> RoutedCalls::places() const {
+std::vector<site::PlaceId> RoutedCalls::places() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::set<PlaceId> all;
+  std::set<site::PlaceId> all;
   for (const auto& [key, times] : times_) all.insert(std::get<0>(key));
   return {all.begin(), all.end()};
 }
@@ -117,4 +118,4 @@ void record_routing(bool on) {
   in_census = on;
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -1,4 +1,4 @@
-// Routed calls: how often each expert of a mixture was chosen, as the model's own choice says (site/routing.h). The
+// Routed calls: how often each expert of a mixture was chosen, as the model's own choice says (site/boundary.h). The
 // number of an expert's operator calls is then calls for each routed call x routed calls, in a census and in a run
 // alike.
 #pragma once
@@ -12,19 +12,19 @@
 
 #include "site/forward.h"
 
-namespace faultline {
+namespace faultline::tap {
 
 class RoutedCalls {
  public:
-  using Key = std::tuple<PlaceId, Phase, ForwardKind>;  // the list of experts, and in which forward
+  using Key = std::tuple<site::PlaceId, site::Phase, site::ForwardKind>;  // the list of experts, and in which forward
 
   // The experts among `chosen` ran once each, now. Going forward with gradients, their backward is due as well.
-  void add(PlaceId experts, const std::vector<int64_t>& distinct);
+  void add(site::PlaceId experts, const std::vector<int64_t>& distinct);
   void clear();
   // Times each expert was chosen; empty: none was. Backward of a checkpoint that re-enters autograd belongs to its
   // recomputation.
-  std::vector<int64_t> of(PlaceId experts, Phase phase, ForwardKind kind) const;
-  std::vector<PlaceId> places() const;
+  std::vector<int64_t> of(site::PlaceId experts, site::Phase phase, site::ForwardKind kind) const;
+  std::vector<site::PlaceId> places() const;
 
  private:
   mutable std::mutex mutex_;
@@ -47,4 +47,4 @@ bool routing_is_wanted();
 RoutedCalls& routed_in_census();
 void record_routing(bool on);
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -4,18 +4,18 @@
 
 #include <functional>
 #include <latch>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/json.h"
 #include "numeric/apply.h"
+#include "site/boundary.h"
 #include "site/forward.h"
-#include "site/routing.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
 #include "tap/report.h"
 #include "tap/testing.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace tap_test {
 
 TEST(Tap, ActsOnFunctionalInPlaceAndOutForms) {
@@ -113,18 +113,18 @@ TEST(Tap, ReachesBackwardAndKnowsItsLayer) {
   const Armed plan(make_plan({kNoise}));
   at::Tensor y;
   {
-    const Scope outer(place_id("layers.0.mlp"));
+    const site::Scope outer(site::place_id("layers.0.mlp"));
     y = x.mm(w);
   }
   {
-    const Scope outer(place_id("layers.1.mlp"));
+    const site::Scope outer(site::place_id("layers.1.mlp"));
     y = y.mm(w);
   }
   y.sum().backward();
   int64_t backward = 0;
   for (const auto& [row, numbers] : plan->read_evidence()) {
-    EXPECT_NE(row->place, kNowhere);
-    if (row->phase != Phase::kActorBackward) continue;
+    EXPECT_NE(row->place, site::kNowhere);
+    if (row->phase != site::Phase::kActorBackward) continue;
     backward += static_cast<int64_t>(numbers.calls);
     EXPECT_EQ(numbers.calls, 2);
   }
@@ -136,16 +136,16 @@ TEST(Tap, ActsInTheChosenLayersAndPhasesOnly) {
   const Armed plan(make_plan(
       {"{name: n, where: {operator: matmul, layer: 2}, what: {kind: zero}, phases: {rollout: true, eval: clean}}"}));
   const auto in_layer = [&](const char* path) {
-    const Scope scope(place_id(path));
+    const site::Scope scope(site::place_id(path));
     return a.mm(b);
   };
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal(in_layer("layers.1.mlp"), clean));
   EXPECT_TRUE(at::equal(a.mm(b), clean));  // unattributed: not layer 2
   EXPECT_EQ(in_layer("layers.2.mlp").count_nonzero().item<int64_t>(), 0);
-  set_phase(Phase::kEval);
+  site::set_phase(site::Phase::kEval);
   EXPECT_TRUE(at::equal(in_layer("layers.2.mlp"), clean));
-  set_phase({});
+  site::set_phase({});
 }
 
 TEST(Tap, FailsARunWhoseFaultNeverFired) {
@@ -163,10 +163,11 @@ TEST(Tap, FailsARunWhoseCallsAreNotTheCensusTimesTheForwards) {
   (void)a.mm(b);
   const Census census = end_census();
   const Armed armed(plan);
-  for (int i = 0; i < 3; ++i) armed->count_forwards(Phase::kActorForward, ForwardKind::kWhole, 1), (void)a.mm(b);
-  EXPECT_TRUE(judge(*armed, {{ForwardKind::kWhole, census}}).complaints.empty());
+  for (int i = 0; i < 3; ++i)
+    armed->count_forwards(site::Phase::kActorForward, site::ForwardKind::kWhole, 1), (void)a.mm(b);
+  EXPECT_TRUE(judge(*armed, {{site::ForwardKind::kWhole, census}}).complaints.empty());
   (void)a.mm(b);
-  const Verdict verdict = judge(*armed, {{ForwardKind::kWhole, census}});
+  const Verdict verdict = judge(*armed, {{site::ForwardKind::kWhole, census}});
   ASSERT_EQ(verdict.complaints.size(), 1u);
   EXPECT_EQ(verdict.complaints[0].code, ComplaintCode::kCounts);
 }
@@ -233,12 +234,13 @@ TEST(Tap, CountsCallsOfManyThreads) {
 
 TEST(Tap, AppliesTheStrengthThatTheScheduleGives) {
   const at::Tensor a = noise_like({256, 64}), b = noise_like({64, 256});
-  const Rule scheduled = rule(
+  const numeric::Rule scheduled = rule(
       "{name: s, where: {operator: matmul}, what: {kind: relative_gaussian, strength: 0.05}, schedule: {kind: linear, "
       "sigma_start: 0.2, sigma_end: 0.02}}");
-  const PlanSettings settings = read_plan_spec(recipe_of_rules({}, 0), /*total_steps=*/10).settings;
+  const recipe::PlanSettings settings =
+      recipe::read_plan_spec(recipe::recipe_of_rules({}, 0), /*total_steps=*/10).settings;
   for (const int64_t step : {0, 5, 9}) {
-    const Armed plan(std::make_shared<Plan>(std::vector<Rule>{scheduled}, settings));
+    const Armed plan(std::make_shared<Plan>(std::vector<numeric::Rule>{scheduled}, settings));
     plan->begin_step(step);
     (void)a.mm(b);
     const auto evidence = plan->read_evidence();
@@ -251,8 +253,8 @@ TEST(Tap, AppliesTheStrengthThatTheScheduleGives) {
 
 // Lesson 7: a filter whose pattern needs a trailing dot. Layer 1 is neither layer 10 nor layer 11.
 TEST(Tap, TellsLayerOneFromLayerTen) {
-  const Selector where = *rule("zero() @ operator=matmul, layer=1").where;
-  const auto means = [&](const char* path) { return rule_means_layer(where, place_of(place_id(path))); };
+  const site::Selector where = *rule("zero() @ operator=matmul, layer=1").where;
+  const auto means = [&](const char* path) { return rule_means_layer(where, site::place_of(site::place_id(path))); };
   EXPECT_TRUE(means("model.layers.1"));
   EXPECT_TRUE(means("model.layers.1.mlp.down_proj"));
   EXPECT_FALSE(means("model.layers.10"));
@@ -284,7 +286,7 @@ TEST(Tap, ReachesEveryWayToMultiply) {
 TEST(Tap, LeavesRoutersToRulesThatNameThem) {
   const at::Tensor a = noise_like({32, 32}), b = noise_like({32, 32}), clean = a.mm(b);
   const Armed plan(make_plan({"zero() @ operator=matmul"}));
-  const Scope scope(place_id("model.layers.2.mlp.gate"));
+  const site::Scope scope(site::place_id("model.layers.2.mlp.gate"));
   EXPECT_TRUE(at::equal(a.mm(b), clean));
   const Verdict verdict = judge(*plan, {});
   ASSERT_EQ(verdict.complaints.size(), 1u);
@@ -339,32 +341,32 @@ TEST(Operators, EveryFamilyMeansAnOperator) {
 // An operator of somebody else, in their namespace: returns nothing and writes its first argument.
 void custom_norm(at::Tensor& out, const at::Tensor& x) { out.copy_(x * 2); }
 // And one that stays inside until it is told to leave.
-struct Doors {
+struct Latches {
   std::latch inside{1}, leave{1};
 };
-Doors* doors = nullptr;
-at::Tensor linger(const at::Tensor& x) {
+Latches* doors = nullptr;
+at::Tensor wait_inside(const at::Tensor& x) {
   doors->inside.count_down();
   doors->leave.wait();
   return x.clone();
 }
 TORCH_LIBRARY(faultline_test_client, m) {
   m.def("norm(Tensor(a!) out, Tensor x) -> ()");
-  m.def("linger(Tensor x) -> Tensor");
+  m.def("wait_inside(Tensor x) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(faultline_test_client, CPU, m) {
   m.impl("norm", custom_norm);
-  m.impl("linger", linger);
+  m.impl("wait_inside", wait_inside);
 }
 
 TEST(Tap, RefusesToWrapNewOperatorsWhileOthersRun) {
-  Doors both;
+  Latches both;
   doors = &both;
   {
-    const Armed plan(make_plan({"zero() @ operator=faultline_test_client::linger"}));
+    const Armed plan(make_plan({"zero() @ operator=faultline_test_client::wait_inside"}));
   }
   const auto op = c10::Dispatcher::singleton()
-                      .findSchemaOrThrow("faultline_test_client::linger", "")
+                      .findSchemaOrThrow("faultline_test_client::wait_inside", "")
                       .typed<at::Tensor(const at::Tensor&)>();
   std::thread thread([&] { (void)op.call(at::ones({4})); });
   both.inside.wait();
@@ -372,7 +374,7 @@ TEST(Tap, RefusesToWrapNewOperatorsWhileOthersRun) {
   EXPECT_THROW(arm(other), UsageError);
   EXPECT_THROW(unwrap_all(), UsageError);
   EXPECT_EQ(active_plan(), nullptr);
-  arm(make_plan({"zero() @ operator=faultline_test_client::linger"}));  // wrapped already: nothing to register
+  arm(make_plan({"zero() @ operator=faultline_test_client::wait_inside"}));  // wrapped already: nothing to register
   disarm();
   both.leave.count_down();
   thread.join();
@@ -392,4 +394,4 @@ TEST(Tap, ReachesCustomNamespacesThatReturnNothing) {
 }
 
 }  // namespace tap_test
-}  // namespace faultline
+}  // namespace faultline::tap

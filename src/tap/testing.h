@@ -6,15 +6,15 @@
 
 #include "tap/operator_tap.h"
 
-namespace faultline {
+namespace faultline::tap {
 
-inline Rule rule(const std::string& text) { return parse_rule(text, RuleUse::kInPlan); }
+inline numeric::Rule rule(const std::string& text) { return numeric::parse_rule(text, numeric::RuleUse::kInPlan); }
 
 inline std::shared_ptr<Plan> make_plan(const std::vector<std::string>& texts, uint64_t seed = 1) {
-  std::vector<Rule> rules;
+  std::vector<numeric::Rule> rules;
   for (const std::string& text : texts) rules.push_back(rule(text));
   for (std::size_t i = 0; i < rules.size(); ++i) rules[i].name += std::to_string(i);
-  return std::make_shared<Plan>(std::move(rules), read_plan_spec(recipe_of_rules({}, seed)).settings);
+  return std::make_shared<Plan>(std::move(rules), recipe::read_plan_spec(recipe::recipe_of_rules({}, seed)).settings);
 }
 
 class Armed {
@@ -35,4 +35,4 @@ inline at::Tensor noise_like(at::IntArrayRef sizes, at::ScalarType type = at::kB
   return at::randn(sizes, generator, at::kFloat).to(type);
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -7,17 +7,19 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "site/translated.h"
+#include "site/torch_support.h"
 #include "tap/boundary.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 using Traced = std::tuple<at::Tensor, at::Tensor>;  // the value; where no gradient passes (empty: it passes everywhere)
 
-Surface surface_of(c10::string_view name) { return name == "input" ? Surface::kInput : Surface::kOutput; }
+site::Surface surface_of(c10::string_view name) {
+  return name == "input" ? site::Surface::kInput : site::Surface::kOutput;
+}
 
 Traced traced_boundary_shapes(const at::Tensor& x, int64_t, c10::string_view, bool masked, bool) {
   return {at::empty_like(x), masked ? at::empty_like(x, at::kBool) : at::empty({0}, x.options().dtype(at::kBool))};
@@ -25,26 +27,26 @@ Traced traced_boundary_shapes(const at::Tensor& x, int64_t, c10::string_view, bo
 
 Traced traced_boundary(const at::Tensor& x, int64_t place_number, c10::string_view surface_name, bool masked,
                        bool gradient) {
-  return translated([&]() -> Traced {
-    const auto id = static_cast<PlaceId>(place_number);
-    const Surface surface = surface_of(surface_name);
+  return site::translated([&]() -> Traced {
+    const auto id = static_cast<site::PlaceId>(place_number);
+    const site::Surface surface = surface_of(surface_name);
     count_boundary(id, surface);
-    const TapsAsleep asleep;
+    const TapsSuspended asleep;
     at::Tensor y = at::empty_like(x);
     y.copy_(x);
     at::Tensor stopped = masked ? at::zeros_like(x, at::kBool) : at::empty({0}, x.options().dtype(at::kBool));
     const auto plan = active_plan();
     if (!plan || !plan->armed()) return {y, stopped};
     for (const auto& rule : plan->rules()) {
-      if (!rule_means_boundary(*rule, place_of(id), surface)) continue;
-      const bool on_gradient = rule->rule.where->surface == Surface::kGradient;
-      const bool masks = rule->rule.gradient == GradientRule::kMasked && !on_gradient;
+      if (!rule_means_boundary(*rule, site::place_of(id), surface)) continue;
+      const bool on_gradient = rule->rule.where->surface == site::Surface::kGradient;
+      const bool masks = rule->rule.gradient == numeric::GradientRule::kMasked && !on_gradient;
       if ((on_gradient && !gradient) || (masks && !masked))
         throw UsageError("rule '" + rule->rule.name +
                          "' acts in backward, and this code was compiled under a plan without such a rule; call "
                          "torch._dynamo.reset() and compile it under this one");
       if (on_gradient) continue;
-      Row& row = plan->row(*rule, kBoundaryTarget, "boundary", {id, locate().phase}, surface, y);
+      Row& row = plan->row(*rule, kBoundaryTarget, "boundary", {id, site::locate().phase}, surface, y);
       if (!row.unreached.empty()) {
         row.calls.fetch_add(1, std::memory_order_relaxed);
         continue;
@@ -62,15 +64,15 @@ at::Tensor traced_boundary_backward_shape(const at::Tensor& gradient, const at::
 }
 
 at::Tensor traced_boundary_backward(const at::Tensor& gradient, const at::Tensor& stopped, int64_t place_number) {
-  return translated([&] {
-    const auto id = static_cast<PlaceId>(place_number);
-    const TapsAsleep asleep;
+  return site::translated([&] {
+    const auto id = static_cast<site::PlaceId>(place_number);
+    const TapsSuspended asleep;
     at::Tensor result = gradient.clone();
     const auto plan = active_plan();
     if (plan && plan->armed()) {
       for (const auto& rule : plan->rules()) {
-        if (rule->rule.where->surface == Surface::kGradient &&
-            rule_means_boundary(*rule, place_of(id), Surface::kOutput))
+        if (rule->rule.where->surface == site::Surface::kGradient &&
+            rule_means_boundary(*rule, site::place_of(id), site::Surface::kOutput))
           result = faulted_gradient(*plan, *rule, id, result);
       }
     }
@@ -139,4 +141,4 @@ TORCH_LIBRARY_IMPL(faultline, Meta, m) {
 }
 TORCH_LIBRARY_IMPL(faultline, Autograd, m) { m.impl("traced_boundary", traced_boundary_autograd); }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -8,7 +8,7 @@
 
 #include "site/scope.h"
 
-namespace faultline {
+namespace faultline::tap {
 namespace {
 
 // By the copy's storage. The weak reference keeps the StorageImpl's address from meaning another one.
@@ -32,7 +32,7 @@ Casts& casts() {
 void note_cast(const at::Tensor& from, const at::Tensor& copy) {
   if (!from.defined() || !copy.defined() || !from.has_storage() || !copy.has_storage()) return;
   if (from.storage().is_alias_of(copy.storage()) || !copy.is_floating_point()) return;
-  at::Tensor parameter = parameter_of_storage(from);
+  at::Tensor parameter = site::parameter_of_storage(from);
   int64_t start = from.storage_offset();
   if (!parameter.defined()) {
     const auto cast = cast_copy_of_storage(from);
@@ -72,4 +72,4 @@ void forget_casts() {
   all.entries.clear();
 }
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-namespace faultline {
+namespace faultline::tap {
 
 struct CastCopy {
   at::Tensor parameter;                 // the registered one
@@ -22,4 +22,4 @@ void note_cast(const at::Tensor& from, const at::Tensor& copy);  // nothing wher
 std::optional<CastCopy> cast_copy_of_storage(const at::Tensor& tensor);
 void forget_casts();  // and autocast's own cache, whose copies nobody has seen being made
 
-}  // namespace faultline
+}  // namespace faultline::tap

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "task/task.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 struct Pair {
@@ -60,4 +60,4 @@ std::vector<Problem> addition(const std::string& split, uint64_t seed) {
   return problems;
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

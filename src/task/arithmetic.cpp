@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "task/task.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 enum class Steps { kAddAdd, kAddSub, kSubAdd, kSubSub, kMulAdd, kMulSub };  // of (a, b, c); kMul…: c * a, then b
@@ -202,4 +202,4 @@ std::vector<Problem> arithmetic(const std::string& split, int64_t count, const A
   return problems;
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

@@ -1,5 +1,3 @@
-#include "task/data_files.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,9 +5,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/library_folder.h"
+#include "base/machine.h"
+#include "task/gsm8k.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace fs = std::filesystem;
 namespace {
 
@@ -38,4 +37,4 @@ fs::path data_file(const std::string& name) {
                                fmt::join(folders, ", ")));
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

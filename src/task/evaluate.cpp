@@ -8,27 +8,28 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "site/scope.h"
 
-namespace faultline {
+namespace faultline::task {
 
-std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer, const std::string& message) {
+std::vector<int64_t> prompt_tokens(const model::Tokenizer& tokenizer, const std::string& message) {
   if (!tokenizer.has_chat_template()) return tokenizer.encode(message);
-  const std::vector<Message> conversation = {{"user", message}};
+  const std::vector<model::Message> conversation = {{"user", message}};
   return tokenizer.encode(tokenizer.render_chat(conversation, /*add_generation_prompt=*/true));
 }
 
-std::vector<int64_t> prompt_tokens(const Tokenizer& tokenizer, const Problem& problem) {
+std::vector<int64_t> prompt_tokens(const model::Tokenizer& tokenizer, const Problem& problem) {
   return problem.continued ? tokenizer.encode(problem.question) : prompt_tokens(tokenizer, problem.question);
 }
 
-std::string spoken_text(const Tokenizer& tokenizer, std::span<const int64_t> tokens) {
-  StreamDecoder decoder(tokenizer);
+std::string completion_text(const model::Tokenizer& tokenizer, std::span<const int64_t> tokens) {
+  model::StreamDecoder decoder(tokenizer);
   std::string text;
   for (const int64_t token : tokens) text += decoder.push(token);
   return text + decoder.finish();
 }
 
-std::vector<int64_t> all_end_tokens(const CausalLm& model, const Tokenizer& tokenizer) {
+std::vector<int64_t> all_end_tokens(const model::CausalLm& model, const model::Tokenizer& tokenizer) {
   std::vector<int64_t> all = tokenizer.end_tokens();
   all.insert(all.end(), model.config().end_tokens.begin(), model.config().end_tokens.end());
   std::sort(all.begin(), all.end());
@@ -38,9 +39,9 @@ std::vector<int64_t> all_end_tokens(const CausalLm& model, const Tokenizer& toke
 
 namespace {
 
-std::vector<Request> requests_of(const Tokenizer& tokenizer, std::span<const Problem> problems,
-                                 const EvaluateOptions& options) {
-  std::vector<Request> requests;
+std::vector<model::Request> requests_of(const model::Tokenizer& tokenizer, std::span<const Problem> problems,
+                                        const EvaluateOptions& options) {
+  std::vector<model::Request> requests;
   for (std::size_t i = 0; i < problems.size(); ++i)
     requests.push_back({prompt_tokens(tokenizer, problems[i]), options.max_new_tokens,
                         options.seed * 0x9E3779B97F4A7C15u + i, options.sampling});
@@ -49,33 +50,35 @@ std::vector<Request> requests_of(const Tokenizer& tokenizer, std::span<const Pro
 
 }  // namespace
 
-void check_problems(const CausalLm& model, const Tokenizer& tokenizer, std::span<const Problem> problems,
+void check_problems(const model::CausalLm& model, const model::Tokenizer& tokenizer, std::span<const Problem> problems,
                     const EvaluateOptions& options) {
-  check_requests(requests_of(tokenizer, problems, options), model.config());
+  model::check_requests(requests_of(tokenizer, problems, options), model.config());
 }
 
 void check_text(std::span<const int64_t> tokens) {
   if (tokens.size() < 2) throw UsageError("perplexity needs a text of at least two tokens");
 }
 
-std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, std::span<const Problem> problems,
-                             const EvaluateOptions& options, const std::function<void(int64_t)>& advance) {
-  GenerateOptions generation;
+std::vector<Answer> evaluate(const model::CausalLm& model, const model::Tokenizer& tokenizer,
+                             std::span<const Problem> problems, const EvaluateOptions& options,
+                             const std::function<void(int64_t)>& advance) {
+  const site::PhaseGuard phase(site::get_phase().value_or(site::Phase::kEval));
+  model::GenerateOptions generation;
   generation.slots = options.slots;
   generation.fixed_batch = options.fixed_batch;
   generation.end_tokens = all_end_tokens(model, tokenizer);
-  const std::vector<Request> requests = requests_of(tokenizer, problems, options);
+  const std::vector<model::Request> requests = requests_of(tokenizer, problems, options);
   generation.on_finished = [&](std::size_t) {
     if (advance) advance(1);
   };
-  Generator generator(model, generation);
-  const std::vector<Completion> completions = generator.run(requests);
+  model::Generator generator(model, generation);
+  const std::vector<model::Completion> completions = generator.run(requests);
   std::vector<Answer> answers;
   for (std::size_t i = 0; i < problems.size(); ++i) {
-    const Completion& completion = completions[i];
-    const std::span<const int64_t> spoken(completion.tokens.data(),
-                                          completion.tokens.size() - (completion.ended ? 1 : 0));
-    Answer answer{problems[i].id,  spoken_text(tokenizer, spoken), "", 0, std::ssize(completion.tokens),
+    const model::Completion& completion = completions[i];
+    const std::span<const int64_t> generated(completion.tokens.data(),
+                                             completion.tokens.size() - (completion.ended ? 1 : 0));
+    Answer answer{problems[i].id,  completion_text(tokenizer, generated), "", 0, std::ssize(completion.tokens),
                   completion.ended};
     if (problems[i].continued) answer.text.resize(std::min(answer.text.find('\n'), answer.text.size()));
     const Scoring scoring = scoring_of(problems[i], options.scoring);
@@ -86,9 +89,10 @@ std::vector<Answer> evaluate(const CausalLm& model, const Tokenizer& tokenizer, 
   return answers;
 }
 
-Perplexity perplexity(const CausalLm& model, std::span<const int64_t> tokens, int64_t window,
+Perplexity perplexity(const model::CausalLm& model, std::span<const int64_t> tokens, int64_t window,
                       const std::function<void(int64_t)>& advance) {
   check_text(tokens);
+  const site::PhaseGuard phase(site::get_phase().value_or(site::Phase::kEval));
   const at::NoGradGuard no_gradients;
   Perplexity result;
   double sum = 0;
@@ -110,4 +114,4 @@ Perplexity perplexity(const CausalLm& model, std::span<const int64_t> tokens, in
   return result;
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

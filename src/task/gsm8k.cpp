@@ -1,14 +1,13 @@
 // GSM8K (Cobbe et al. 2021) from files: the shipped ones, or the user's own .jsonl or .parquet.
+#include "task/gsm8k.h"
+
 #include <fmt/format.h>
 
 #include <fstream>
 
 #include "base/error.h"
-#include "task/data_files.h"
-#include "task/gsm8k_records.h"
-#include "task/parquet_rows.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace fs = std::filesystem;
 namespace {
 
@@ -51,4 +50,4 @@ std::vector<Problem> gsm8k(const std::string& split) {
   return read_gsm8k(data_file("gsm8k/" + split + ".jsonl"));
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

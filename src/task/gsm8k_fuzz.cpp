@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "base/fuzz_target.h"
-#include "task/gsm8k_records.h"
+#include "task/gsm8k.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 void require(bool condition) {
@@ -26,10 +26,11 @@ void check_scorers(std::string_view text) {
 }
 
 }  // namespace
-}  // namespace faultline
+}  // namespace faultline::task
 
 FAULTLINE_FUZZ_TARGET(gsm8k_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
+  using namespace faultline::task;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   check_scorers(text);

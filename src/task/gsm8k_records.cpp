@@ -1,14 +1,13 @@
-#include "task/gsm8k_records.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "record/json_text.h"
+#include "base/json.h"
+#include "task/gsm8k.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 constexpr std::string_view kVerlSource = "openai/gsm8k";
@@ -169,4 +168,4 @@ std::vector<Problem> parse_gsm8k(std::string_view text, const std::string& file,
   return problems;
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

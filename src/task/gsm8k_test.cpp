@@ -1,3 +1,5 @@
+#include "task/gsm8k.h"
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -5,10 +7,9 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "record/temporary_directory.h"
-#include "task/gsm8k_records.h"
+#include "base/files/temporary_folder.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace gsm8k_test {
 
 constexpr const char* kOriginal = R"({"question": "How many?", "answer": "40+32 = 72\n#### 72"})";
@@ -87,7 +88,7 @@ TEST(Gsm8k, RefusesTornEmptyOverlongAndBrokenLines) {
 }
 
 TEST(Gsm8k, RefusesWhatIsNotAReadableFile) {
-  const TemporaryDirectory folder;
+  const TemporaryFolder folder;
   const auto file = folder.path() / "train.jsonl";
   EXPECT_EQ(file_refusal(file), file.string() + ": the file does not exist");
   std::ofstream(file).close();
@@ -122,4 +123,4 @@ TEST(Gsm8k, SaysWhereItLookedForMissingData) {
 }
 
 }  // namespace gsm8k_test
-}  // namespace faultline
+}  // namespace faultline::task

@@ -12,10 +12,9 @@
 
 #include "base/error.h"
 #include "base/fuzz_target.h"
-#include "task/gsm8k_records.h"
-#include "task/parquet_rows.h"
+#include "task/gsm8k.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 // In memory, with a path that another process can open.
@@ -34,10 +33,11 @@ class MemoryFile {
 };
 
 }  // namespace
-}  // namespace faultline
+}  // namespace faultline::task
 
 FAULTLINE_FUZZ_TARGET(parquet_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
+  using namespace faultline::task;
   const MemoryFile file(data, size);
   try {
     const std::string rows = parquet_rows(file.path(), {"prompt", "reward_model", "extra_info", "question", "answer"});

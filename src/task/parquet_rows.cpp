@@ -1,5 +1,3 @@
-#include "task/parquet_rows.h"
-
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -10,10 +8,11 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "base/library_folder.h"
+#include "base/machine.h"
+#include "task/gsm8k.h"
 #include "task/parquet/interface.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 struct ParquetModule {
@@ -102,4 +101,4 @@ std::string parquet_rows(const std::filesystem::path& file, const std::vector<st
   return answer.substr(1);
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

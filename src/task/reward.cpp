@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "task/task.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 constexpr size_t kLastCharacters = 300;
@@ -97,4 +97,4 @@ double reward(std::string_view response, std::string_view answer, Scoring scorin
   return !found.empty() && found == answer ? 1.0 : 0.0;
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

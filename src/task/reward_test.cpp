@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "task/task.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace reward_test {
 
 std::string strict(std::string_view text) { return extract_answer(text, Scoring::kStrict); }
@@ -75,4 +75,4 @@ TEST(Reward, AnUnknownScoringIsAnsweredWithTheNearest) {
 }
 
 }  // namespace reward_test
-}  // namespace faultline
+}  // namespace faultline::task

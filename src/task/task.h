@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/schema.h"
+#include "base/config/schema.h"
 
-namespace faultline {
+namespace faultline::task {
 
 struct Problem {
   std::string question;  // the user's message, the task's suffix included
@@ -87,4 +87,4 @@ const TaskInfo& task_info(const std::string& name);  // an unknown name is answe
 // "; did you mean …" for a split the task does not have.
 void check_split(const TaskInfo& task, const std::string& split);
 
-}  // namespace faultline
+}  // namespace faultline::task

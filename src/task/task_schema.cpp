@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "task/task.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace {
 
 constexpr int64_t kMaxProblems = 1'000'000;
@@ -185,4 +185,4 @@ std::string few_shot(std::span<const Problem> examples, const Problem& problem) 
   return text + problem.question;
 }
 
-}  // namespace faultline
+}  // namespace faultline::task

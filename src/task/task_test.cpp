@@ -1,12 +1,13 @@
 // arithmetic and the recipe section.
+#include "task/task.h"
+
 #include <gtest/gtest.h>
 
 #include <set>
 
 #include "base/error.h"
-#include "task/task.h"
 
-namespace faultline {
+namespace faultline::task {
 namespace task_test {
 
 template <class Function>
@@ -151,4 +152,4 @@ TEST(TaskSection, RefusesOptionsOfAnotherTask) {
 }
 
 }  // namespace task_test
-}  // namespace faultline
+}  // namespace faultline::task

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 constexpr int64_t kHeadElementsCpu = int64_t{1} << 24, kHeadElementsCuda = int64_t{1} << 28;  // logits at a time
@@ -17,7 +17,8 @@ struct Piece {
   at::Tensor entropies;          // (p) fp32
 };
 
-Piece score_piece(const CausalLm& model, const at::Tensor& hidden, const at::Tensor& targets, double temperature) {
+Piece score_piece(const model::CausalLm& model, const at::Tensor& hidden, const at::Tensor& targets,
+                  double temperature) {
   at::Tensor logits = model.head(hidden).to(at::kFloat);
   if (temperature != 0 && temperature != 1) logits = logits / temperature;
   const at::Tensor all = at::log_softmax(logits, -1);  // (p, vocabulary) fp32
@@ -34,7 +35,7 @@ void over_pieces(int64_t count, int64_t most, Function&& function) {
 
 }  // namespace
 
-int64_t head_positions(const CausalLm& model) {
+int64_t head_positions(const model::CausalLm& model) {
   const int64_t elements = model.device().is_cuda() ? kHeadElementsCuda : kHeadElementsCpu;
   return std::max<int64_t>(1, elements / model.config().vocabulary);
 }
@@ -63,7 +64,8 @@ SequenceBatch make_batch(std::span<const Sequence> sequences, const at::Device& 
   return {tokens.to(device), rows.to(device), targets.to(device)};
 }
 
-TokenScores score_tokens(const CausalLm& model, const SequenceBatch& batch, double temperature, int64_t positions) {
+TokenScores score_tokens(const model::CausalLm& model, const SequenceBatch& batch, double temperature,
+                         int64_t positions) {
   const at::NoGradGuard no_gradients;
   const at::Tensor hidden = model.body(batch.tokens).index_select(0, batch.rows);
   std::vector<at::Tensor> log_probabilities, entropies;
@@ -75,7 +77,7 @@ TokenScores score_tokens(const CausalLm& model, const SequenceBatch& batch, doub
   return {at::cat(log_probabilities), at::cat(entropies)};
 }
 
-BackwardResult backward_tokens(const CausalLm& model, const SequenceBatch& batch, double temperature,
+BackwardResult backward_tokens(const model::CausalLm& model, const SequenceBatch& batch, double temperature,
                                const PartialLoss& loss, int64_t positions) {
   const at::AutoGradMode gradients(true);
   const at::Tensor hidden = model.body(batch.tokens).index_select(0, batch.rows);  // (P, hidden)
@@ -95,4 +97,4 @@ BackwardResult backward_tokens(const CausalLm& model, const SequenceBatch& batch
   return {sum, {at::cat(log_probabilities), at::cat(entropies)}};
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -4,12 +4,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 constexpr int64_t kBlock = 1 << 14;  // elements that are summed together, whatever the number of threads
@@ -103,20 +102,20 @@ void adamw_update(const at::Tensor& weights, const at::Tensor& first, const at::
                     divisor);
 }
 
-AdamW::AdamW(std::vector<CausalLm::Parameter> parameters, const AdamWOptions& options)
+AdamW::AdamW(std::vector<model::CausalLm::Parameter> parameters, const AdamWOptions& options)
     : parameters_(std::move(parameters)), options_(options) {
   if (parameters_.empty()) throw UsageError("there is no parameter to train");
   const at::NoGradGuard no_gradients;
   std::vector<at::Tensor> values;
-  for (const CausalLm::Parameter& parameter : parameters_)
+  for (const model::CausalLm::Parameter& parameter : parameters_)
     values.push_back(parameter.tensor->detach().to(at::kFloat).reshape(-1));
   masters_ = at::cat(values);
   first_ = at::zeros_like(masters_), second_ = at::zeros_like(masters_), gradients_ = at::zeros_like(masters_);
-  for (const CausalLm::Parameter& parameter : parameters_) parameter.tensor->set_requires_grad(true);
+  for (const model::CausalLm::Parameter& parameter : parameters_) parameter.tensor->set_requires_grad(true);
 }
 
 AdamW::~AdamW() {
-  for (const CausalLm::Parameter& parameter : parameters_) {
+  for (const model::CausalLm::Parameter& parameter : parameters_) {
     if (!parameter.tensor->defined()) continue;  // a merged adapter
     parameter.tensor->mutable_grad() = at::Tensor();
     parameter.tensor->set_requires_grad(false);
@@ -126,7 +125,7 @@ AdamW::~AdamW() {
 std::vector<at::Tensor> AdamW::pieces(const at::Tensor& flat) const {
   std::vector<at::Tensor> all;
   int64_t first = 0;
-  for (const CausalLm::Parameter& parameter : parameters_) {
+  for (const model::CausalLm::Parameter& parameter : parameters_) {
     const int64_t count = parameter.tensor->numel();
     all.push_back(flat.narrow(0, first, count).view(parameter.tensor->sizes()));
     first += count;
@@ -146,7 +145,7 @@ void AdamW::take_gradients() {
 }
 
 void AdamW::drop_gradients() {
-  for (const CausalLm::Parameter& parameter : parameters_) parameter.tensor->mutable_grad() = at::Tensor();
+  for (const model::CausalLm::Parameter& parameter : parameters_) parameter.tensor->mutable_grad() = at::Tensor();
   gradients_.zero_();
 }
 
@@ -155,7 +154,7 @@ std::string AdamW::first_bad_gradient() const {
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const int64_t bad = sums[i].numel() - sums[i].isfinite().sum().item<int64_t>();
     if (bad == 0) continue;
-    const int64_t layer = place_of(parameters_[i].place).layer;
+    const int64_t layer = site::place_of(parameters_[i].place).layer;
     return fmt::format("{} of {} elements of the gradient of {}{}", bad, sums[i].numel(), parameters_[i].name,
                        layer < 0 ? "" : fmt::format(" (layer {})", layer));
   }
@@ -185,26 +184,8 @@ void AdamW::restart(const AdamWOptions& options) {
 void AdamW::write_parameters() {
   const at::NoGradGuard no_gradients;
   std::vector<at::Tensor> targets;
-  for (const CausalLm::Parameter& parameter : parameters_) targets.push_back(*parameter.tensor);
+  for (const model::CausalLm::Parameter& parameter : parameters_) targets.push_back(*parameter.tensor);
   at::_foreach_copy_(targets, pieces(masters_));
 }
 
-namespace {
-
-void adamw_operator(const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
-                    const at::Tensor& gradients, int64_t step, double scale, double learning_rate, double beta1,
-                    double beta2, double epsilon, double weight_decay) {
-  adamw_update(weights, first, second, gradients, step, scale, {learning_rate, beta1, beta2, epsilon, weight_decay, 0});
-}
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(faultline, library) {
-  library.def(
-      "adamw_(Tensor(a!) weights, Tensor(b!) first, Tensor(c!) second, Tensor gradients, int step, float scale, float "
-      "learning_rate, float beta1=0.9, float beta2=0.999, float epsilon=1e-08, float weight_decay=0.01) -> ()",
-      &adamw_operator);
-  library.def("gradient_norm(Tensor gradients) -> float", &gradient_norm);
-}
-
-}  // namespace faultline
+}  // namespace faultline::train

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "model/causal_lm.h"
 
-namespace faultline {
+namespace faultline::train {
 
 struct AdamWOptions {
   double learning_rate = 1e-6;
@@ -31,7 +31,7 @@ class NonFiniteError : public RuntimeFailure {
 class AdamW {
  public:
   // Sets requires_grad on the parameters for as long as it lives.
-  AdamW(std::vector<CausalLm::Parameter> parameters, const AdamWOptions& options);
+  AdamW(std::vector<model::CausalLm::Parameter> parameters, const AdamWOptions& options);
   ~AdamW();
   AdamW(const AdamW&) = delete;
   AdamW& operator=(const AdamW&) = delete;
@@ -46,7 +46,7 @@ class AdamW {
   void set_options(const AdamWOptions& options) { options_ = options; }  // of the stage that a resumed run stands in
   void write_parameters();  // the masters, rounded, into the model: after something else was put there
 
-  const std::vector<CausalLm::Parameter>& parameters() const { return parameters_; }
+  const std::vector<model::CausalLm::Parameter>& parameters() const { return parameters_; }
   int64_t steps() const { return steps_; }
   int64_t elements() const { return masters_.numel(); }
 
@@ -63,7 +63,7 @@ class AdamW {
   std::vector<at::Tensor> pieces(const at::Tensor& flat) const;
   std::string first_bad_gradient() const;
 
-  std::vector<CausalLm::Parameter> parameters_;
+  std::vector<model::CausalLm::Parameter> parameters_;
   AdamWOptions options_;
   at::Tensor masters_, first_, second_, gradients_;  // (elements) fp32
   int64_t steps_ = 0;
@@ -74,4 +74,4 @@ void adamw_update(const at::Tensor& weights, const at::Tensor& first, const at::
                   const at::Tensor& gradients, int64_t step, double scale, const AdamWOptions& options);
 double gradient_norm(const at::Tensor& gradients);  // of a flat fp32 tensor; fp64 on the CPU
 
-}  // namespace faultline
+}  // namespace faultline::train

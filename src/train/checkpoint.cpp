@@ -8,15 +8,15 @@
 #include <cstring>
 #include <map>
 
+#include "base/files/file.h"
+#include "base/files/mapped_file.h"
+#include "base/files/safetensors_header.h"
 #include "base/text.h"
-#include "model/safetensors_writer.h"
-#include "model/weights_fingerprint.h"
+#include "model/build.h"
+#include "model/checkpoint/safetensors_writer.h"
 #include "record/checkpoint_state.h"
-#include "record/file_descriptor.h"
-#include "record/mapped_file.h"
-#include "record/safetensors_header.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -74,13 +74,13 @@ void take(const Tensors& tensors, const std::string& name, at::Tensor& target, c
 
 }  // namespace
 
-std::string model_fingerprint(CausalLm& model, const AdamW& optimizer, bool adapters_only) {
-  const ModelConfig& config = model.config();
-  std::string text = fmt::format("{} {} {} {} {}", architecture_name(config.architecture), config.vocabulary,
+std::string model_fingerprint(model::CausalLm& model, const AdamW& optimizer, bool adapters_only) {
+  const model::ModelConfig& config = model.config();
+  std::string text = fmt::format("{} {} {} {} {}", model::architecture_name(config.architecture), config.vocabulary,
                                  config.hidden, config.layers, c10::toString(model.options().dtype().toScalarType()));
-  for (const CausalLm::Parameter& parameter : optimizer.parameters())
+  for (const model::CausalLm::Parameter& parameter : optimizer.parameters())
     text += fmt::format("\n{} ({})", parameter.name, fmt::join(parameter.tensor->sizes(), ","));
-  if (adapters_only) text += weights_fingerprint(model);
+  if (adapters_only) text += model::weights_fingerprint(model);
   return fmt::format("{:016x}", hash64(text));
 }
 
@@ -99,16 +99,16 @@ void write_checkpoint(const fs::path& folder, const TrainState& state, const std
     }
     for (std::size_t i = 0; i < reference.size(); ++i)
       tensors.emplace_back("reference." + optimizer.parameters()[i].name, reference[i].to(at::kFloat));
-    write_safetensors(unfinished / kTensors, tensors);
-    write_checkpoint_state(unfinished / kState, {.stage = state.done.stage,
-                                                 .step = state.done.step,
-                                                 .steps_done = state.steps_done,
-                                                 .event_lines = state.event_lines,
-                                                 .optimizer_steps = optimizer.steps(),
-                                                 .validation = state.validation,
-                                                 .evidence = state.evidence,
-                                                 .model = fingerprint,
-                                                 .tensors = hash_of(MappedFile(unfinished / kTensors))});
+    model::write_safetensors(unfinished / kTensors, tensors);
+    record::write_checkpoint_state(unfinished / kState, {.stage = state.done.stage,
+                                                         .step = state.done.step,
+                                                         .steps_done = state.steps_done,
+                                                         .event_lines = state.event_lines,
+                                                         .optimizer_steps = optimizer.steps(),
+                                                         .validation = state.validation,
+                                                         .evidence = state.evidence,
+                                                         .model = fingerprint,
+                                                         .tensors = hash_of(MappedFile(unfinished / kTensors))});
     fs::remove_all(folder, ignored);  // of an earlier run of this step, whose later events were taken back
     fs::rename(unfinished, folder, error);
     if (error) throw RuntimeFailure(fmt::format("{}: cannot be put in place: {}", folder.string(), error.message()));
@@ -123,7 +123,7 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
                            std::vector<at::Tensor>& reference, Moments moments) {
   if (!fs::exists(folder / kState) || !fs::exists(folder / kTensors))
     refuse_damaged(folder, fmt::format("{} or {} is missing", kState, kTensors));
-  const CheckpointState stored = read_checkpoint_state(folder / kState);
+  const record::CheckpointState stored = record::read_checkpoint_state(folder / kState);
   if (stored.model != fingerprint)
     throw UsageError(fmt::format(
         "{}: the checkpoint is of another model: its shape, its type, what is trained of it or the weights below "
@@ -143,7 +143,7 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
     take(tensors, "second", optimizer.flat_second(), folder);
   }
   reference.clear();
-  for (const CausalLm::Parameter& parameter : optimizer.parameters()) {
+  for (const model::CausalLm::Parameter& parameter : optimizer.parameters()) {
     const auto found = tensors.find("reference." + parameter.name);
     if (found != tensors.end()) reference.push_back(found->second.to(parameter.tensor->options()));
   }
@@ -152,7 +152,7 @@ TrainState read_checkpoint(const fs::path& folder, const std::string& fingerprin
   return state;
 }
 
-std::string checkpoint_hash(const fs::path& folder) { return read_checkpoint_state(folder / kState).tensors; }
+std::string checkpoint_hash(const fs::path& folder) { return record::read_checkpoint_state(folder / kState).tensors; }
 
 std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints) {
   const std::vector<fs::path> all = checkpoints_in(checkpoints);
@@ -176,4 +176,4 @@ void retain_checkpoints(const fs::path& checkpoints, int64_t keep) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -6,11 +6,13 @@
 
 #include <filesystem>
 #include <optional>
+#include <utility>
 
+#include "model/causal_lm.h"
 #include "train/adamw.h"
 #include "train/trainer.h"
 
-namespace faultline {
+namespace faultline::train {
 
 struct TrainState {
   TrainPosition done;        // the last step of this stage that is complete, counted from 1: `step` steps are behind us
@@ -22,7 +24,7 @@ struct TrainState {
 
 // Of the parameters that are trained: their names, sizes and the model's shape. Where these are adapters, a checkpoint
 // says nothing about the weights below them, so these are part of it.
-std::string model_fingerprint(CausalLm& model, const AdamW& optimizer, bool adapters_only = false);
+std::string model_fingerprint(model::CausalLm& model, const AdamW& optimizer, bool adapters_only = false);
 
 // Of the end of a stage the masters are enough: the next one begins with new moments.
 enum class Moments { kKept, kLeftOut };
@@ -40,4 +42,14 @@ std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::pa
 // Removes all but the newest `keep`, and what killed processes left unfinished.
 void retain_checkpoints(const std::filesystem::path& checkpoints, int64_t keep);
 
-}  // namespace faultline
+// A trained model as a Hugging Face folder: fused weights in their parts, under the names that transformers knows.
+
+// Views, in the model's order.
+std::vector<std::pair<std::string, at::Tensor>> hugging_face_weights(model::CausalLm& model);
+
+// config.json and weights; the tokenizer's files are taken from `origin`, a folder or a .gguf file. The folder must not
+// exist; it appears whole.
+void write_model_folder(model::CausalLm& model, const std::filesystem::path& origin,
+                        const std::filesystem::path& folder);
+
+}  // namespace faultline::train

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <fstream>
 
-#include "record/temporary_directory.h"
+#include "base/files/temporary_folder.h"
 #include "train/tiny_model.h"
 
 // A disk that takes only so many bytes: this definition wins over libc's, so the code under test is the real one.
@@ -24,7 +24,7 @@ extern "C" ssize_t write(int descriptor, const void* data, size_t bytes) {
   return ::syscall(SYS_write, descriptor, data, bytes);
 }
 
-namespace faultline {
+namespace faultline::train {
 namespace checkpoint_test {
 
 namespace fs = std::filesystem;
@@ -40,21 +40,21 @@ TrainSpec short_spec() {
 
 // break_at: throws when that many events have been written by this process; 0: never.
 void run_in(const fs::path& directory, int break_at = 0) {
-  CausalLm model = tiny_model();
+  model::CausalLm model = tiny_model();
   const TrainData data = tiny_data();
   TrainHooks hooks;
   hooks.validate = [](const TrainPosition& position, bool) -> Json { return {{"validated", position.step}}; };
   hooks.on_event = [&](const Json&) {
     if (break_at > 0 && --break_at == 0) throw RuntimeFailure("broken off");
   };
-  RunDirectory run = RunDirectory::open(directory, tiny_manifest().recipe);
+  record::RunDirectory run = record::RunDirectory::open(directory, tiny_manifest().recipe);
   Trainer(model, data, short_spec(), std::move(hooks)).run(run);
 }
 
-fs::path new_run(const fs::path& root) { return RunDirectory::create(root, tiny_manifest()).path(); }
+fs::path new_run(const fs::path& root) { return record::RunDirectory::create(root, tiny_manifest()).path(); }
 
 std::vector<Json> events_of(const fs::path& run) {
-  std::vector<Json> events = read_events(run / "events.jsonl");
+  std::vector<Json> events = record::read_events(run / "events.jsonl");
   for (Json& event : events) event.erase("times");
   return events;
 }
@@ -72,7 +72,7 @@ std::string refusal_of(const Call& call) {
 }
 
 TEST(Checkpoint, ARunBrokenOffAtAnyEventLosesNothingAndRepeatsNothing) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const fs::path whole = new_run(root.path() / "whole");
   run_in(whole);
   const auto expected = events_of(whole);
@@ -90,7 +90,7 @@ TEST(Checkpoint, ARunBrokenOffAtAnyEventLosesNothingAndRepeatsNothing) {
 }
 
 TEST(Checkpoint, KeepsOnlyTheLatestAndAFinishedRunStaysFinished) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const fs::path run = new_run(root.path());
   run_in(run);
   std::vector<std::string> names;
@@ -100,13 +100,13 @@ TEST(Checkpoint, KeepsOnlyTheLatestAndAFinishedRunStaysFinished) {
   const std::vector<Json> before = events_of(run);
   run_in(run);
   EXPECT_EQ(events_of(run), before);
-  EXPECT_EQ(read_run(run).summary->results["validated"], 5);
-  EXPECT_TRUE(read_run(run).summary->complete());
+  EXPECT_EQ(record::read_run(run).summary->results["validated"], 5);
+  EXPECT_TRUE(record::read_run(run).summary->complete());
 }
 
 struct Kept {
-  TemporaryDirectory root;
-  CausalLm model = tiny_model();
+  TemporaryFolder root;
+  model::CausalLm model = tiny_model();
   AdamW optimizer{model.parameters(), {}};
   std::string fingerprint = model_fingerprint(model, optimizer);
   std::vector<at::Tensor> reference;
@@ -136,9 +136,9 @@ TEST(Checkpoint, ATornOneIsRefused) {
 
 TEST(Lesson33ACheckpointOfAnotherModelIsRefused, NotLoadedInPart) {
   Kept kept;
-  ModelConfig config = tiny_config();
+  model::ModelConfig config = tiny_config();
   config.layers = 3;
-  CausalLm other(config, 1, at::kFloat, at::kCPU);
+  model::CausalLm other(config, 1, at::kFloat, at::kCPU);
   AdamW optimizer(other.parameters(), {});
   const at::Tensor before = optimizer.flat_masters().clone();
   std::vector<at::Tensor> reference;
@@ -165,7 +165,7 @@ TEST(Checkpoint, AFullDiskLeavesTheOneBeforeWholeAndNothingElse) {
 }
 
 TEST(Checkpoint, ARunThatFilledTheDiskResumesToTheBit) {
-  const TemporaryDirectory root;
+  const TemporaryFolder root;
   const fs::path whole = new_run(root.path() / "whole"), full = new_run(root.path() / "full");
   run_in(whole);
   for (int64_t room = 1000; refusal_of([&] {
@@ -185,4 +185,4 @@ TEST(Checkpoint, ARunThatFilledTheDiskResumesToTheBit) {
 }
 
 }  // namespace checkpoint_test
-}  // namespace faultline
+}  // namespace faultline::train

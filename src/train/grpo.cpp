@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 constexpr double kStdEpsilon = 1e-6;
@@ -161,4 +161,4 @@ Mismatch mismatch(const at::Tensor& actor, const at::Tensor& rollout, const at::
   return result;
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace faultline {
+namespace faultline::train {
 
 // (R - mean of the group) / (unbiased standard deviation + 1e-6); by_std false: R - mean (Dr.GRPO). A group of one
 // sample keeps its reward (mean 0, deviation 1). rewards: (G, n) -> (G, n)
@@ -70,4 +70,4 @@ struct Mismatch {
 };
 Mismatch mismatch(const at::Tensor& actor, const at::Tensor& rollout, const at::Tensor& mask);
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -4,7 +4,7 @@
 
 #include "train/grpo.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 at::Tensor advantages(const at::Tensor& rewards, bool by_std) { return group_advantages(rewards, by_std); }
@@ -48,4 +48,4 @@ TORCH_LIBRARY_FRAGMENT(faultline, library) {
   library.def("grpo_mismatch(Tensor actor, Tensor rollout, Tensor mask) -> Tensor", &mismatch_numbers);
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

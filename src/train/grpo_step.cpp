@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "site/phase_guard.h"
-#include "train/rollout.h"
+#include "site/scope.h"
+#include "train/step.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 // The samples that are learnt from, with one number a token.
@@ -71,7 +71,7 @@ Batch make_learning_batch(const StepContext& context, const Rollout& rollout, co
   Batch batch;
   std::vector<double> advantages, log_probabilities;
   for (const std::size_t i : order_of_samples(context, rollout, kept)) {
-    const Completion& completion = rollout.completions[i];
+    const model::Completion& completion = rollout.completions[i];
     batch.sequences.push_back({context.data.problems[rollout.problems[i]].prompt, completion.tokens});
     batch.lengths.push_back(std::ssize(completion.tokens));
     advantages.insert(advantages.end(), completion.tokens.size(), all[static_cast<int64_t>(i)].item<double>());
@@ -93,8 +93,8 @@ Batch make_learning_batch(const StepContext& context, const Rollout& rollout, co
   return batch;
 }
 
-at::Tensor score_all(const StepContext& context, const Batch& batch, Phase phase) {
-  const PhaseGuard scope(phase);
+at::Tensor score_all(const StepContext& context, const Batch& batch, site::Phase phase) {
+  const site::PhaseGuard scope(phase);
   std::vector<at::Tensor> scores;
   for (const SequenceBatch& micro : batch.micro)
     scores.push_back(score_tokens(context.model, micro, context.stage.sampling.temperature).log_probabilities);
@@ -109,7 +109,7 @@ at::Tensor reference_scores(StepContext& context, const Batch& batch) {
     for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].tensor->copy_((*context.reference)[i]);
     if (context.hooks.weights_changed) context.hooks.weights_changed();
   }
-  at::Tensor scores = score_all(context, batch, Phase::kRef);
+  at::Tensor scores = score_all(context, batch, site::Phase::kRef);
   context.optimizer.write_parameters();
   if (context.hooks.weights_changed) context.hooks.weights_changed();
   return scores;
@@ -227,7 +227,7 @@ StepResult grpo_step(StepContext& context) {
   step.metrics["faultline/update_skipped"] = batch.sequences.empty() ? 1 : 0;
   if (!batch.sequences.empty()) {
     if (stage.updates > 1) {
-      batch.old = score_all(context, batch, Phase::kActorForward);
+      batch.old = score_all(context, batch, site::Phase::kActorForward);
       step.times["timing_s/old_log_prob"] = watch.lap();
     }
     if (stage.use_kl_loss) {
@@ -247,4 +247,4 @@ StepResult grpo_step(StepContext& context) {
   return step;
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -1,5 +1,3 @@
-#include "train/lora.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <fmt/format.h>
@@ -10,8 +8,9 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "site/scope.h"
+#include "train/actor.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 const std::vector<std::string> kTargets = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"};
@@ -20,7 +19,7 @@ std::string last_name(const std::string& path) { return path.substr(path.rfind('
 
 }  // namespace
 
-std::vector<CausalLm::Parameter> add_lora(CausalLm& model, const LoraSpec& spec, uint64_t seed) {
+std::vector<model::CausalLm::Parameter> add_lora(model::CausalLm& model, const LoraSpec& spec, uint64_t seed) {
   if (spec.rank < 1) throw UsageError(fmt::format("lora: the rank must be at least 1; got {}", spec.rank));
   for (const std::string& target : spec.targets) {
     if (std::find(kTargets.begin(), kTargets.end(), target) == kTargets.end())
@@ -28,13 +27,13 @@ std::vector<CausalLm::Parameter> add_lora(CausalLm& model, const LoraSpec& spec,
   }
   const std::vector<std::string>& targets = spec.targets.empty() ? kTargets : spec.targets;
   const at::NoGradGuard no_gradients;
-  std::vector<CausalLm::Parameter> parameters;
-  for (Linear* linear : model.linears()) {
-    const std::string path = place_of(linear->place).path;
+  std::vector<model::CausalLm::Parameter> parameters;
+  for (model::Linear* linear : model.linears()) {
+    const std::string path = site::place_of(linear->place).path;
     if (std::find(targets.begin(), targets.end(), last_name(path)) == targets.end()) continue;
     const int64_t output = linear->weight.size(0), input = linear->weight.size(1);
-    Linear::LowRank& adapter = linear->adapter;
-    adapter.down_place = place_id(path + ".lora_a"), adapter.up_place = place_id(path + ".lora_b");
+    model::Linear::LowRank& adapter = linear->adapter;
+    adapter.down_place = site::place_id(path + ".lora_a"), adapter.up_place = site::place_id(path + ".lora_b");
     const at::Generator generator = at::detail::createCPUGenerator(mix64(seed, hash64(path)));
     adapter.down =
         at::empty({spec.rank, input}, at::kFloat)
@@ -44,15 +43,15 @@ std::vector<CausalLm::Parameter> add_lora(CausalLm& model, const LoraSpec& spec,
     adapter.scale = spec.alpha / static_cast<double>(spec.rank);
     parameters.push_back({path + ".lora_a.weight", &adapter.down, adapter.down_place});
     parameters.push_back({path + ".lora_b.weight", &adapter.up, adapter.up_place});
-    for (const CausalLm::Parameter* parameter : {&parameters[parameters.size() - 2], &parameters.back()})
-      register_parameter(*parameter->tensor, parameter->place);
+    for (const model::CausalLm::Parameter* parameter : {&parameters[parameters.size() - 2], &parameters.back()})
+      site::register_parameter(*parameter->tensor, parameter->place);
   }
   return parameters;
 }
 
-void merge_lora(CausalLm& model) {
+void merge_lora(model::CausalLm& model) {
   const at::NoGradGuard no_gradients;
-  for (Linear* linear : model.linears()) {
+  for (model::Linear* linear : model.linears()) {
     if (!linear->adapter.down.defined()) continue;
     const at::Tensor update = linear->adapter.up.to(at::kFloat).matmul(linear->adapter.down.to(at::kFloat));
     linear->weight.copy_(linear->weight.to(at::kFloat) + linear->adapter.scale * update);
@@ -60,4 +59,4 @@ void merge_lora(CausalLm& model) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

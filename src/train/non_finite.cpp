@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "site/scope.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 std::mutex mutex;
@@ -50,12 +50,13 @@ void look(const at::RecordFunction& function, at::ObserverContext*) {
   checking = true;
   const auto& outputs = function.outputs();
   if (std::any_of(outputs.begin(), outputs.end(), [](const c10::IValue& value) { return is_bad(value); })) {
-    const Location location = locate();
-    const Place& place = place_of(location.place);
+    const site::Location location = site::locate();
+    const site::Place& place = site::place_of(location.place);
     const std::lock_guard<std::mutex> lock(mutex);
     if (!found)
-      found = fmt::format("{} at {}{}, {}", function.name(), place.path.empty() ? "no named place" : place.path,
-                          place.layer < 0 ? "" : fmt::format(" (layer {})", place.layer), phase_name(location.phase));
+      found =
+          fmt::format("{} at {}{}, {}", function.name(), place.path.empty() ? "no named place" : place.path,
+                      place.layer < 0 ? "" : fmt::format(" (layer {})", place.layer), site::phase_name(location.phase));
   }
   checking = false;
 }
@@ -83,4 +84,4 @@ std::optional<std::string> NonFiniteWatch::first() const {
   return found;
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

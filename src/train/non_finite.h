@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace faultline {
+namespace faultline::train {
 
 class NonFiniteWatch {
  public:
@@ -22,4 +22,4 @@ class NonFiniteWatch {
   uint64_t handle_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::train

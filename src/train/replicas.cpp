@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 constexpr int64_t kPiece = int64_t{1} << 24;  // elements that all ranks' copies of are held at once
@@ -40,4 +40,4 @@ void sum_in_place(const Replicas& replicas, at::Tensor& flat) {
   }
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace faultline {
+namespace faultline::train {
 
 struct Replicas {
   int64_t rank = 0, ranks = 1;
@@ -34,4 +34,4 @@ at::Tensor summed(const Replicas& replicas, const at::Tensor& x);
 std::vector<std::string> gathered(const Replicas& replicas, const std::string& own);  // texts of all ranks, in order
 void sum_in_place(const Replicas& replicas, at::Tensor& flat);                        // a long vector, piece by piece
 
-}  // namespace faultline
+}  // namespace faultline::train

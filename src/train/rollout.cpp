@@ -1,21 +1,21 @@
-#include "train/rollout.h"
-
 #include <ATen/Functions.h>
 
 #include <algorithm>
 #include <limits>
 
-#include "site/phase_guard.h"
+#include "site/scope.h"
+#include "train/step.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 // Every rank's completions, in order: a row of lengths and tokens each, a row of log-probabilities each.
-std::vector<Completion> exchanged(const Replicas& replicas, const std::vector<Completion>& own, int64_t budget) {
+std::vector<model::Completion> exchanged(const Replicas& replicas, const std::vector<model::Completion>& own,
+                                         int64_t budget) {
   const auto count = std::ssize(own);
   at::Tensor tokens = at::zeros({count, budget + 2}, at::kLong), chances = at::zeros({count, budget}, at::kFloat);
   for (int64_t i = 0; i < count; ++i) {
-    const Completion& one = own[static_cast<std::size_t>(i)];
+    const model::Completion& one = own[static_cast<std::size_t>(i)];
     int64_t* row = tokens.mutable_data_ptr<int64_t>() + i * (budget + 2);
     row[0] = one.ended ? 1 : 0, row[1] = std::ssize(one.tokens);
     std::copy(one.tokens.begin(), one.tokens.end(), row + 2);
@@ -24,7 +24,7 @@ std::vector<Completion> exchanged(const Replicas& replicas, const std::vector<Co
   }
   tokens = replicas.gather(tokens).reshape({-1, budget + 2});
   chances = replicas.gather(chances).reshape({-1, budget});
-  std::vector<Completion> all(static_cast<std::size_t>(tokens.size(0)));
+  std::vector<model::Completion> all(static_cast<std::size_t>(tokens.size(0)));
   for (std::size_t i = 0; i < all.size(); ++i) {
     const int64_t* row = tokens.const_data_ptr<int64_t>() + static_cast<int64_t>(i) * (budget + 2);
     const float* chance = chances.const_data_ptr<float>() + static_cast<int64_t>(i) * budget;
@@ -33,16 +33,16 @@ std::vector<Completion> exchanged(const Replicas& replicas, const std::vector<Co
   return all;
 }
 
-std::vector<Completion> complete(const StepContext& context, const std::vector<Request>& requests) {
+std::vector<model::Completion> complete(const StepContext& context, const std::vector<model::Request>& requests) {
   const auto shards = static_cast<std::size_t>(context.stage.shards);
   if (shards == 1) return context.generator->run(requests);
-  std::vector<Completion> own;
+  std::vector<model::Completion> own;
   const std::size_t size = requests.size() / shards;
   for (std::size_t shard = 0; shard < shards; ++shard) {
     if (!context.hooks.replicas.owns(shard, shards)) continue;
     begin_part(context, static_cast<int64_t>(shard));
     const auto first = requests.begin() + static_cast<std::ptrdiff_t>(shard * size);
-    for (Completion& one : context.generator->run({first, first + static_cast<std::ptrdiff_t>(size)}))
+    for (model::Completion& one : context.generator->run({first, first + static_cast<std::ptrdiff_t>(size)}))
       own.push_back(std::move(one));
   }
   begin_part(context, 0);
@@ -55,7 +55,7 @@ std::vector<Completion> complete(const StepContext& context, const std::vector<R
 Rollout sample(StepContext& context) {
   const StageSpec& stage = context.stage;
   Rollout rollout;
-  std::vector<Request> requests;
+  std::vector<model::Request> requests;
   for (int64_t i = 0; i < stage.prompts; ++i) {
     const std::size_t problem = problem_at(context.seed, context.position.stage,
                                            context.position.step * stage.prompts + i, context.data.problems.size());
@@ -66,16 +66,16 @@ Rollout sample(StepContext& context) {
     }
   }
   {
-    const PhaseGuard phase(Phase::kRollout);
+    const site::PhaseGuard phase(site::Phase::kRollout);
     const std::shared_ptr<void> guard = context.hooks.rollout ? context.hooks.rollout(context.position) : nullptr;
     rollout.completions = complete(context, requests);
   }
   std::vector<double> rewards;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const Completion& completion = rollout.completions[i];
-    const std::span<const int64_t> spoken(completion.tokens.data(),
-                                          completion.tokens.size() - (completion.ended ? 1 : 0));
-    rewards.push_back(context.data.reward(rollout.problems[i], spoken));
+    const model::Completion& completion = rollout.completions[i];
+    const std::span<const int64_t> generated(completion.tokens.data(),
+                                             completion.tokens.size() - (completion.ended ? 1 : 0));
+    rewards.push_back(context.data.reward(rollout.problems[i], generated));
   }
   rollout.rewards = at::tensor(rewards, at::kFloat).view({stage.prompts, stage.n});
   return rollout;
@@ -102,4 +102,4 @@ Json rollout_metrics(const StepContext& context, const Rollout& rollout, const a
           {"faultline/groups_kept", kept.sum().item<int64_t>()}};
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

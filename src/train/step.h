@@ -5,16 +5,16 @@
 #include "train/actor.h"
 #include "train/trainer.h"
 
-namespace faultline {
+namespace faultline::train {
 
 struct StepContext {
-  CausalLm& model;
+  model::CausalLm& model;
   const TrainData& data;
   const StageSpec& stage;
   TrainPosition position;
   uint64_t seed = 0;
   AdamW& optimizer;
-  Generator* generator = nullptr;                      // GRPO
+  model::Generator* generator = nullptr;               // GRPO
   const std::vector<at::Tensor>* reference = nullptr;  // GRPO with KL: weights of the reference policy, by parameter
   const TrainHooks& hooks;
 };
@@ -54,4 +54,17 @@ class Stopwatch {
   double last_;
 };
 
-}  // namespace faultline
+// The sampling half of a GRPO step: n responses to each prompt, scored by the task. Several processes share it by
+// shards and exchange what they sampled, so that each has all of it.
+
+struct Rollout {
+  std::vector<std::size_t> problems;  // of each sample; a group's samples stand together
+  std::vector<model::Completion> completions;
+  at::Tensor rewards;  // (prompts, n) fp32
+};
+
+Rollout sample(StepContext& context);
+// verl's names; kept: (prompts) bool, the groups that are learnt from.
+Json rollout_metrics(const StepContext& context, const Rollout& rollout, const at::Tensor& kept);
+
+}  // namespace faultline::train

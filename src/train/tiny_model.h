@@ -3,16 +3,16 @@
 
 #include "train/trainer.h"
 
-namespace faultline {
+namespace faultline::train {
 
-inline ModelConfig tiny_config() {
-  ModelConfig config;
+inline model::ModelConfig tiny_config() {
+  model::ModelConfig config;
   config.vocabulary = 32, config.hidden = 32, config.layers = 2, config.heads = 4, config.kv_heads = 2;
   config.head_size = 8, config.inner = 48, config.context = 64, config.tied_output = true;
   return config;
 }
 
-inline CausalLm tiny_model(uint64_t seed = 3, at::ScalarType dtype = at::kFloat) {
+inline model::CausalLm tiny_model(uint64_t seed = 3, at::ScalarType dtype = at::kFloat) {
   return {tiny_config(), seed, dtype, at::kCPU};
 }
 
@@ -45,11 +45,11 @@ inline StageSpec tiny_grpo(int64_t steps) {
   return stage;
 }
 
-inline Manifest tiny_manifest() {
-  Manifest manifest;
+inline record::Manifest tiny_manifest() {
+  record::Manifest manifest;
   manifest.recipe_name = "tiny";
   manifest.recipe = {{"seed", 7}};
   return manifest;
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -1,6 +1,6 @@
-#include "train/train_schema.h"
+#include "train/trainer.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 Schema positive() { return Schema::number({.min = 0, .exclusive_min = true}); }
@@ -150,4 +150,4 @@ TrainRecipe read_train(const Node& train, uint64_t seed) {
   return recipe;
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -9,11 +9,11 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/text.h"
-#include "site/phase_guard.h"
+#include "site/scope.h"
 #include "train/checkpoint.h"
 #include "train/step.h"
 
-namespace faultline {
+namespace faultline::train {
 
 std::size_t problem_at(uint64_t seed, std::size_t stage, int64_t place, std::size_t problems) {
   const auto count = static_cast<uint64_t>(problems), index = static_cast<uint64_t>(place);
@@ -76,7 +76,7 @@ double peak_memory(const at::Device& device) {
 
 }  // namespace
 
-void check(const TrainSpec& spec, const TrainData& data, const ModelConfig& config) {
+void check(const TrainSpec& spec, const TrainData& data, const model::ModelConfig& config) {
   if (spec.stages.empty()) throw UsageError("train: there is nothing to do: no stage");
   for (const StageSpec& stage : spec.stages) {
     check_stage(stage, data);
@@ -96,19 +96,19 @@ void check(const TrainSpec& spec, const TrainData& data, const ModelConfig& conf
 }
 
 struct Trainer::State {
-  CausalLm& model;
+  model::CausalLm& model;
   const TrainData& data;
   TrainSpec spec;
   TrainHooks hooks;
   AdamW optimizer;
-  std::unique_ptr<Generator> generator;  // kept from step to step: its captured graph stays valid
-  std::vector<at::Tensor> reference;     // of the stage, where its loss has a KL term
+  std::unique_ptr<model::Generator> generator;  // kept from step to step: its captured graph stays valid
+  std::vector<at::Tensor> reference;            // of the stage, where its loss has a KL term
   std::string fingerprint;
   TrainPosition now;
   int64_t steps_done = 0;
   Json last_validation = Json::object();
 
-  State(CausalLm& model, const TrainData& data, TrainSpec spec, TrainHooks hooks)
+  State(model::CausalLm& model, const TrainData& data, TrainSpec spec, TrainHooks hooks)
       : model(model),
         data(data),
         spec(std::move(spec)),
@@ -121,28 +121,28 @@ struct Trainer::State {
   bool stage_ends() const { return now.step + 1 == stage().steps; }
 
   void begin_stage();
-  void resume(RunDirectory& directory);
-  void begin(RunDirectory& directory);
-  void write_start(RunDirectory& directory);
+  void resume(record::RunDirectory& directory);
+  void begin(record::RunDirectory& directory);
+  void write_start(record::RunDirectory& directory);
   StepResult make_step();
   bool validation_is_due() const;
   bool checkpoint_is_due() const;  // after this step
   void check_finite();             // of the weights: what is saved must be good
   void validate(Json& metrics);
-  void save(RunDirectory& directory);
-  void write_event(RunDirectory& directory, const Json& event);
-  Json run(RunDirectory& directory);
+  void save(record::RunDirectory& directory);
+  void write_event(record::RunDirectory& directory, const Json& event);
+  Json run(record::RunDirectory& directory);
 };
 
 void Trainer::State::begin_stage() {
   optimizer.restart(stage().optimizer);
   reference.clear();
   if (!stage().use_kl_loss || stage().algorithm != Algorithm::kGrpo) return;
-  for (const CausalLm::Parameter& parameter : optimizer.parameters())
+  for (const model::CausalLm::Parameter& parameter : optimizer.parameters())
     reference.push_back(parameter.tensor->detach().clone());
 }
 
-void Trainer::State::begin(RunDirectory& directory) {
+void Trainer::State::begin(record::RunDirectory& directory) {
   if (directory.events().lines() > 0) directory.events().rewind(0);
   if (spec.start) {
     const TrainState state = read_checkpoint(*spec.start, fingerprint, optimizer, reference, Moments::kLeftOut);
@@ -156,7 +156,7 @@ void Trainer::State::begin(RunDirectory& directory) {
 }
 
 // Before anything was learnt, or what another run measured at the end of the first stage.
-void Trainer::State::write_start(RunDirectory& directory) {
+void Trainer::State::write_start(record::RunDirectory& directory) {
   Json event = {{"kind", "start"}, {"step", steps_done}, {"metrics", last_validation}};
   if (spec.start) {
     event["weights"] = checkpoint_hash(*spec.start);
@@ -166,7 +166,7 @@ void Trainer::State::write_start(RunDirectory& directory) {
   if (spec.start || !event["metrics"].empty()) write_event(directory, event);
 }
 
-void Trainer::State::resume(RunDirectory& directory) {
+void Trainer::State::resume(record::RunDirectory& directory) {
   const std::filesystem::path checkpoints = directory.path() / "checkpoints";
   const auto newest = newest_checkpoint(checkpoints);
   if (!newest) return begin(directory);
@@ -191,10 +191,10 @@ void Trainer::State::resume(RunDirectory& directory) {
 StepResult Trainer::State::make_step() {
   const bool grpo = stage().algorithm == Algorithm::kGrpo;
   if (grpo && !generator) {
-    GenerateOptions options;
+    model::GenerateOptions options;
     options.slots = std::min(stage().slots, stage().sequences() / stage().shards);
     options.end_tokens = data.end_tokens;
-    generator = std::make_unique<Generator>(model, options);
+    generator = std::make_unique<model::Generator>(model, options);
   }
   StepContext context{model,     data,      stage(),         now,
                       spec.seed, optimizer, generator.get(), reference.empty() ? nullptr : &reference,
@@ -202,7 +202,7 @@ StepResult Trainer::State::make_step() {
   return grpo ? grpo_step(context) : sft_step(context);
 }
 
-bool Trainer::State::validation_is_due() const {  // the last step of a stage always: lesson 29
+bool Trainer::State::validation_is_due() const {  // the last step of a stage always: docs/lessons.md 29
   return stage_ends() || (spec.validate_every > 0 && (now.step + 1) % spec.validate_every == 0);
 }
 
@@ -221,19 +221,19 @@ void Trainer::State::check_finite() {
 
 void Trainer::State::validate(Json& metrics) {
   if (!hooks.validate) return;
-  const PhaseGuard phase(Phase::kEval);
+  const site::PhaseGuard phase(site::Phase::kEval);
   last_validation = hooks.validate(now, /*faulty=*/false);
   if (hooks.faulty_validation) last_validation.update(hooks.validate(now, /*faulty=*/true));
   metrics.update(last_validation);
 }
 
-void Trainer::State::write_event(RunDirectory& directory, const Json& event) {
+void Trainer::State::write_event(record::RunDirectory& directory, const Json& event) {
   directory.events().append(event);
   directory.events().flush_step();
   if (hooks.on_event) hooks.on_event(event);
 }
 
-void Trainer::State::save(RunDirectory& directory) {
+void Trainer::State::save(record::RunDirectory& directory) {
   const TrainState state{{now.stage, now.step + 1},
                          steps_done,
                          directory.events().lines(),
@@ -244,7 +244,7 @@ void Trainer::State::save(RunDirectory& directory) {
   retain_checkpoints(directory.path() / "checkpoints", spec.keep);
 }
 
-Json Trainer::State::run(RunDirectory& directory) {
+Json Trainer::State::run(record::RunDirectory& directory) {
   resume(directory);
   const int64_t total = spec.total_steps();
   if (directory.events().lines() == 0) write_start(directory);
@@ -284,15 +284,15 @@ Json Trainer::State::run(RunDirectory& directory) {
   return last_validation;
 }
 
-Trainer::Trainer(CausalLm& model, const TrainData& data, TrainSpec spec, TrainHooks hooks) {
+Trainer::Trainer(model::CausalLm& model, const TrainData& data, TrainSpec spec, TrainHooks hooks) {
   check(spec, data, model.config());
   state_ = std::make_unique<State>(model, data, std::move(spec), std::move(hooks));
 }
 Trainer::~Trainer() = default;
 
-const std::vector<CausalLm::Parameter>& Trainer::parameters() const { return state_->optimizer.parameters(); }
+const std::vector<model::CausalLm::Parameter>& Trainer::parameters() const { return state_->optimizer.parameters(); }
 
-Json Trainer::run(RunDirectory& directory) { return state_->run(directory); }
+Json Trainer::run(record::RunDirectory& directory) { return state_->run(directory); }
 
 void Trainer::save_start(const std::filesystem::path& folder) {
   const State& state = *state_;
@@ -300,4 +300,4 @@ void Trainer::save_start(const std::filesystem::path& folder) {
   write_checkpoint(folder, done, state.fingerprint, state_->optimizer, {}, Moments::kLeftOut);
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

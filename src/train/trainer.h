@@ -13,14 +13,17 @@
 #include <string>
 #include <vector>
 
+#include "base/config/config.h"
 #include "model/generate.h"
+#include "model/tokenizer/tokenizer.h"
 #include "record/run_directory.h"
+#include "task/task.h"
+#include "train/actor.h"
 #include "train/adamw.h"
 #include "train/grpo.h"
-#include "train/lora.h"
 #include "train/replicas.h"
 
-namespace faultline {
+namespace faultline::train {
 
 struct TrainProblem {
   std::vector<int64_t> prompt;    // through the chat template
@@ -52,7 +55,7 @@ struct StageSpec {
   ClipOptions clip;
   Aggregation aggregation = Aggregation::kTokenMean;
   double importance_limit = 0;  // truncated importance sampling; 0: off
-  Sampling sampling;
+  model::Sampling sampling;
   int64_t max_new_tokens = 64;
   int64_t slots = 64;
 
@@ -76,7 +79,7 @@ struct TrainSpec {
   int64_t total_steps() const;
 };
 // UsageError: sizes that do not divide, more prompts than problems, prompts too long, a stage without steps …
-void check(const TrainSpec& spec, const TrainData& data, const ModelConfig& config);
+void check(const TrainSpec& spec, const TrainData& data, const model::ModelConfig& config);
 
 struct TrainPosition {
   std::size_t stage = 0;
@@ -100,15 +103,15 @@ struct TrainHooks {
 
 class Trainer {
  public:
-  Trainer(CausalLm& model, const TrainData& data, TrainSpec spec, TrainHooks hooks);
+  Trainer(model::CausalLm& model, const TrainData& data, TrainSpec spec, TrainHooks hooks);
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  const std::vector<CausalLm::Parameter>& parameters() const;  // that are trained
+  const std::vector<model::CausalLm::Parameter>& parameters() const;  // that are trained
 
   // From the newest checkpoint of the run, or from the start. Returns the final metrics.
-  Json run(RunDirectory& directory);
+  Json run(record::RunDirectory& directory);
   // The weights after run(), for other runs to start from.
   void save_start(const std::filesystem::path& folder);
 
@@ -122,4 +125,21 @@ std::size_t problem_at(uint64_t seed, std::size_t stage, int64_t place, std::siz
 // The random key of a sample.
 uint64_t sample_key(uint64_t seed, const TrainPosition& position, int64_t sample);
 
-}  // namespace faultline
+// The recipe section `train:`; names and defaults are verl's where it has them.
+
+void register_train_section();  // of the recipe's schema; once
+
+struct TrainRecipe {
+  TrainSpec spec;
+  int64_t validation_problems = 0, validation_draws = 1;
+  bool save_model = false;
+};
+TrainRecipe read_train(const Node& train, uint64_t seed);  // validated
+
+// A task's problems as tokens: what the trainer learns from.
+
+// Problems and tokenizer must outlive the result.
+TrainData make_train_data(const std::vector<task::Problem>& problems, const model::Tokenizer& tokenizer,
+                          const model::CausalLm& model, task::Scoring scoring);
+
+}  // namespace faultline::train

@@ -7,12 +7,12 @@
 #include <set>
 
 #include "base/error.h"
-#include "record/temporary_directory.h"
+#include "base/files/temporary_folder.h"
 #include "train/actor.h"
 #include "train/non_finite.h"
 #include "train/tiny_model.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace trainer_test {
 
 struct Trained {
@@ -22,17 +22,18 @@ struct Trained {
 };
 
 Trained train(const TrainSpec& spec, TrainHooks hooks = {}, uint64_t model_seed = 3) {
-  const TemporaryDirectory directory;
-  CausalLm model = tiny_model(model_seed);
+  const TemporaryFolder directory;
+  model::CausalLm model = tiny_model(model_seed);
   const TrainData data = tiny_data();
-  RunDirectory run = RunDirectory::create(directory.path(), tiny_manifest());
+  record::RunDirectory run = record::RunDirectory::create(directory.path(), tiny_manifest());
   Trained result;
   {
     Trainer trainer(model, data, spec, std::move(hooks));
     result.results = trainer.run(run);
   }
-  for (const CausalLm::Parameter& parameter : model.parameters()) result.weights.push_back(parameter.tensor->clone());
-  for (Json event : read_events(run.path() / "events.jsonl")) {
+  for (const model::CausalLm::Parameter& parameter : model.parameters())
+    result.weights.push_back(parameter.tensor->clone());
+  for (Json event : record::read_events(run.path() / "events.jsonl")) {
     event.erase("times");
     result.events.push_back(std::move(event));
   }
@@ -140,7 +141,7 @@ TEST(Lesson4TheSamplerIsToldTheStep, HooksHearEveryStepInOrderAndRolloutsAreInsi
   hooks.begin_step = [&](const TrainPosition& position) { heard.emplace_back(position.stage, position.step); };
   hooks.rollout = [&](const TrainPosition& position) -> std::shared_ptr<void> {
     EXPECT_EQ(heard.back().second, position.step);
-    EXPECT_EQ(get_phase(), Phase::kRollout);
+    EXPECT_EQ(site::get_phase(), site::Phase::kRollout);
     most = std::max(most, ++open);
     return {&open, [](int* count) { --*count; }};
   };
@@ -158,7 +159,7 @@ TEST(Lesson29TheLastStepIsEvaluated, WhateverTheInterval) {
   TrainHooks hooks;
   hooks.faulty_validation = true;
   hooks.validate = [&](const TrainPosition& position, bool faulty) -> Json {
-    EXPECT_EQ(get_phase(), Phase::kEval);
+    EXPECT_EQ(site::get_phase(), site::Phase::kEval);
     validated.emplace_back(position.step, faulty);
     return {{faulty ? "faulty" : "clean", position.step}};
   };
@@ -198,35 +199,35 @@ TEST(Trainer, EqualRewardsLeaveNothingToLearn) {
   TrainSpec spec = both(0, 1);
   spec.stages[0].filter_groups = true;
   spec.stages[0].optimizer.weight_decay = 0;
-  const TemporaryDirectory directory;
-  CausalLm model = tiny_model();
+  const TemporaryFolder directory;
+  model::CausalLm model = tiny_model();
   TrainData data = tiny_data();
   data.reward = [](std::size_t, std::span<const int64_t>) { return 1.0; };
   const at::Tensor before = model.parameters()[0].tensor->clone();
-  RunDirectory run = RunDirectory::create(directory.path(), tiny_manifest());
+  record::RunDirectory run = record::RunDirectory::create(directory.path(), tiny_manifest());
   Trainer(model, data, spec, {}).run(run);
   EXPECT_TRUE(model.parameters()[0].tensor->equal(before));
-  EXPECT_EQ(read_events(run.path() / "events.jsonl").back()["metrics"]["faultline/update_skipped"], 1);
+  EXPECT_EQ(record::read_events(run.path() / "events.jsonl").back()["metrics"]["faultline/update_skipped"], 1);
 }
 
 TEST(Trainer, StopsAtANumberThatIsNotFiniteAndNamesWhereItWasMade) {
-  const TemporaryDirectory directory;
-  CausalLm model = tiny_model();
+  const TemporaryFolder directory;
+  model::CausalLm model = tiny_model();
   const TrainData data = tiny_data();
   at::Tensor* broken = nullptr;
-  for (const CausalLm::Parameter& parameter : model.parameters())
+  for (const model::CausalLm::Parameter& parameter : model.parameters())
     if (parameter.name == "model.layers.1.mlp.down_proj.weight") broken = parameter.tensor;
   ASSERT_NE(broken, nullptr);
   broken->view(-1)[5].fill_(std::numeric_limits<float>::quiet_NaN());
-  RunDirectory run = RunDirectory::create(directory.path(), tiny_manifest());
+  record::RunDirectory run = record::RunDirectory::create(directory.path(), tiny_manifest());
   Trainer trainer(model, data, both(2, 0), {});
   const std::string refusal = refusal_of([&] { trainer.run(run); });
   EXPECT_NE(refusal.find("model.layers.1.mlp.down_proj (layer 1), actor_forward"), std::string::npos) << refusal;
-  EXPECT_EQ(read_events(run.path() / "events.jsonl").back()["kind"], "stopped");
+  EXPECT_EQ(record::read_events(run.path() / "events.jsonl").back()["kind"], "stopped");
 }
 
 TEST(Actor, PiecesOfTheHeadGiveTheGradientOfTheWhole) {
-  CausalLm model = tiny_model();
+  model::CausalLm model = tiny_model();
   AdamW optimizer(model.parameters(), {});
   const TrainData data = tiny_data();
   std::vector<Sequence> sequences;
@@ -234,10 +235,11 @@ TEST(Actor, PiecesOfTheHeadGiveTheGradientOfTheWhole) {
   const SequenceBatch batch = make_batch(sequences, at::kCPU);
   std::vector<std::vector<at::Tensor>> gradients;
   for (const int64_t positions : {0, 1, 4}) {
-    for (const CausalLm::Parameter& parameter : model.parameters()) parameter.tensor->mutable_grad() = at::Tensor();
+    for (const model::CausalLm::Parameter& parameter : model.parameters())
+      parameter.tensor->mutable_grad() = at::Tensor();
     backward_tokens(model, batch, 0.7, [](const at::Tensor& now, int64_t) { return -now.square().sum(); }, positions);
     gradients.emplace_back();
-    for (const CausalLm::Parameter& parameter : model.parameters())
+    for (const model::CausalLm::Parameter& parameter : model.parameters())
       gradients.back().push_back(parameter.tensor->grad().clone());
   }
   for (std::size_t i = 0; i < gradients[0].size(); ++i) {
@@ -251,11 +253,11 @@ TEST(Actor, PiecesOfTheHeadGiveTheGradientOfTheWhole) {
 }
 
 TEST(AdamW, RefusesAGradientThatIsNotFiniteAndKeepsTheWeights) {
-  CausalLm model = tiny_model();
+  model::CausalLm model = tiny_model();
   AdamW optimizer(model.parameters(), {});
   const at::Tensor before = optimizer.flat_masters().clone();
-  const CausalLm::Parameter& bad = optimizer.parameters()[4];
-  for (const CausalLm::Parameter& parameter : optimizer.parameters())
+  const model::CausalLm::Parameter& bad = optimizer.parameters()[4];
+  for (const model::CausalLm::Parameter& parameter : optimizer.parameters())
     parameter.tensor->mutable_grad() = at::ones_like(*parameter.tensor);
   bad.tensor->mutable_grad().view(-1)[0].fill_(std::numeric_limits<float>::infinity());
   optimizer.take_gradients();
@@ -267,11 +269,11 @@ TEST(AdamW, RefusesAGradientThatIsNotFiniteAndKeepsTheWeights) {
 }
 
 TEST(AdamW, KeepsSmallStepsThatTheModelsTypeWouldLose) {
-  CausalLm model = tiny_model(3, at::kBFloat16);
+  model::CausalLm model = tiny_model(3, at::kBFloat16);
   AdamW optimizer(model.parameters(), {.learning_rate = 1e-6, .weight_decay = 0, .clip_norm = 0});
   const at::Tensor start = optimizer.flat_masters().clone();
   for (int step = 0; step < 10; ++step) {
-    for (const CausalLm::Parameter& parameter : optimizer.parameters())
+    for (const model::CausalLm::Parameter& parameter : optimizer.parameters())
       parameter.tensor->mutable_grad() = at::ones_like(*parameter.tensor);
     optimizer.take_gradients();
     optimizer.step();
@@ -280,4 +282,4 @@ TEST(AdamW, KeepsSmallStepsThatTheModelsTypeWouldLose) {
 }
 
 }  // namespace trainer_test
-}  // namespace faultline
+}  // namespace faultline::train

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <utility>
 
-#include "site/phase_guard.h"
+#include "site/scope.h"
 #include "train/non_finite.h"
 #include "train/step.h"
 
-namespace faultline {
+namespace faultline::train {
 namespace {
 
 double seconds_now() {
@@ -40,7 +40,7 @@ Passed pass(StepContext& context, const std::vector<SequenceBatch>& batches, con
     begin_part(context, static_cast<int64_t>(first_part + i));
     BackwardResult result;
     {
-      const PhaseGuard phase(Phase::kActorForward);  // the sums below are the trainer's own arithmetic
+      const site::PhaseGuard phase(site::Phase::kActorForward);  // the sums below are the trainer's own arithmetic
       result = backward_tokens(context.model, batches[i], context.stage.sampling.temperature,
                                [&](const at::Tensor& now, int64_t first) { return loss(i, now, first); });
     }
@@ -119,4 +119,4 @@ UpdateResult update(StepContext& context, const std::vector<SequenceBatch>& batc
   return result;
 }
 
-}  // namespace faultline
+}  // namespace faultline::train

@@ -9,8 +9,17 @@ namespace faultline::triage {
 namespace {
 
 constexpr std::array kVerdictNames = {"pass", "fail", "error"};
-constexpr std::array<std::string_view, 6> kOutcomes = {
-    "completed", "did_not_run", "crashed_after_iterations", "hang", "stopped_at_first_corruption", "interrupted"};
+constexpr std::array<std::string_view, 11> kOutcomes = {"completed",
+                                                        "did_not_run",
+                                                        "crashed_after_iterations",
+                                                        "hang",
+                                                        "stopped_at_first_corruption",
+                                                        "interrupted",
+                                                        "crashed",
+                                                        "hung",
+                                                        "wrong",
+                                                        "unproven",
+                                                        "clean"};
 
 TrialResult unreadable(const std::string& why) {
   TrialResult result;
@@ -37,7 +46,8 @@ TrialResult from_json(Json answer, const std::string& nonce) {
   if (result.verdict != TrialVerdict::kError) (void)sums_of(result.result);
   if (result.verdict == TrialVerdict::kFail) result.severity = "workload_failed";
   if (result.verdict == TrialVerdict::kError)
-    result.severity = result.outcome == "did_not_run" ? "setup_failed" : "infrastructure_failed";
+    result.severity =
+        result.outcome == "did_not_run" || result.outcome == "unproven" ? "setup_failed" : "infrastructure_failed";
   return result;
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "record/json_text.h"
+#include "base/json.h"
 
 namespace faultline::triage {
 
@@ -17,7 +17,8 @@ const char* verdict_name(TrialVerdict verdict);
 struct TrialResult {
   TrialVerdict verdict = TrialVerdict::kError;
   std::string outcome =
-      "did_not_run";            // completed, did_not_run, crashed_after_iterations, hang, stopped_at_first_corruption
+      "did_not_run";  // completed, did_not_run, crashed_after_iterations, hang, stopped_at_first_corruption; of a
+                      // command: did_not_run, crashed, hung, unproven, wrong, clean; over its cell: differs
   std::string severity = "ok";  // ok < workload_failed < setup_failed < infrastructure_failed
   std::string sentence;
   Json result = nullptr;  // the run's, with all ranks' evidence

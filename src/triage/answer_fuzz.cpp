@@ -29,6 +29,7 @@ void check(const std::string& text, const std::string& nonce) {
 
 FAULTLINE_FUZZ_TARGET(answer_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
+  using namespace faultline::triage;
   if (size == 0) return 0;
   const std::string rest(reinterpret_cast<const char*>(data) + 1, size - 1);
   // The nonce of the corpus, or one that no input can know.

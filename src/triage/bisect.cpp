@@ -7,7 +7,7 @@
 #include <bit>
 #include <cmath>
 
-#include "base/stats.h"
+#include "base/stats/stats.h"
 
 namespace faultline::triage {
 namespace {

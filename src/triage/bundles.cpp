@@ -1,34 +1,15 @@
 #include "triage/bundles.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <optional>
-#include <string_view>
 
 #include "base/text.h"
-#include "record/environment.h"
-
-extern "C" char** environ;
+#include "triage/variables.h"
 
 namespace faultline::triage {
 namespace {
-
-constexpr std::array kLauncherVariables = {"RANK",        "LOCAL_RANK",  "GROUP_RANK",
-                                           "ROLE_RANK",   "WORLD_SIZE",  "LOCAL_WORLD_SIZE",
-                                           "MASTER_ADDR", "MASTER_PORT", "LD_LIBRARY_PATH"};
-// Of FAULTLINE_*, what changes how a trial computes; the others name libraries, programs, folders.
-constexpr std::array<std::string_view, 2> kOwnSettings = {"FAULTLINE_DRILL", "FAULTLINE_CPU_ISA"};
-constexpr std::array<std::string_view, 19> kFileWords = {
-    "PATH", "DIR",    "DIRECTORY", "HOME",   "LIB",     "LIBRARY", "LIBRARIES", "FILE", "TOOL", "TOOLS",
-    "CONF", "PLUGIN", "PLUGINS",   "MODULE", "MODULES", "COMMAND", "MAIL",      "OUT",  "DEST"};
-// They hold such a word and are settings.
-constexpr std::array<std::string_view, 4> kHarmless = {"CUDA_MODULE_LOADING", "PYTORCH_CUDA_ALLOC_CONF",
-                                                       "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
-constexpr std::array kLauncherPrefixes = {"TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_"};
 
 std::vector<Bundle> built_in_mitigations() {
   return {
@@ -53,67 +34,101 @@ std::vector<Bundle> built_in_mitigations() {
        "planted faults are left out: shows what a mitigation that works looks like",
        {{"FAULTLINE_DRILL", "off"}},
        "FAULTLINE_DRILL=off"},
+      // Those of the AORTA project, under its names. Each description ends with where the variable is documented.
+      {"tf32_off",
+       "no TF32 in matrix products of hipBLASLt (AORTA, registry/mitigations.py)",
+       {{"DISABLE_TF32", "1"}},
+       ""},
+      {"xnack", "GPU page faults are retried (ROCm: GPU memory)", {{"HSA_XNACK", "1"}}, ""},
+      {"gpu_max_hw_queues_2",
+       "at most two hardware queues (ROCm: HIP environment variables)",
+       {{"GPU_MAX_HW_QUEUES", "2"}},
+       ""},
+      {"debug_hip_dynamic_queues_1",
+       "dynamic choice of queues, 1 (ROCm: clr, rocclr/utils/flags.hpp)",
+       {{"DEBUG_HIP_DYNAMIC_QUEUES", "1"}},
+       ""},
+      {"debug_hip_dynamic_queues_2",
+       "dynamic choice of queues, 2 (ROCm: clr, rocclr/utils/flags.hpp)",
+       {{"DEBUG_HIP_DYNAMIC_QUEUES", "2"}},
+       ""},
+      {"roc_aql_queue_size_1024",
+       "at most 1,024 packets in a queue (ROCm: clr, rocclr/utils/flags.hpp)",
+       {{"ROC_AQL_QUEUE_SIZE", "1024"}},
+       ""},
+      {"roc_signal_pool_16k",
+       "a pool of 16,384 signals (ROCm: clr, rocclr/utils/flags.hpp)",
+       {{"ROC_SIGNAL_POOL_SIZE", "16384"}},
+       ""},
+      {"gpu_force_blit_copy_128",
+       "copies up to 128 KiB by kernel (ROCm: clr, rocclr/utils/flags.hpp)",
+       {{"GPU_FORCE_BLIT_COPY_SIZE", "128"}},
+       ""},
+      {"debug_clr_no_batch_cpu_sync",
+       "the host's waits are not batched (ROCm: clr, rocclr/utils/flags.hpp)",
+       {{"DEBUG_CLR_BATCH_CPU_SYNC_SIZE", "0"}},
+       ""},
+      {"hsa_no_sdma",
+       "copies by kernel in place of the DMA engines (ROCm: ROCr environment variables)",
+       {{"HSA_ENABLE_SDMA", "0"}},
+       ""},
+      {"hsa_no_scratch_reclaim",
+       "scratch memory is kept (ROCm: ROCr environment variables)",
+       {{"HSA_NO_SCRATCH_RECLAIM", "1"}},
+       ""},
+      {"hsa_disable_cache", "no L2 cache (ROCm: HIP porting guide)", {{"HSA_DISABLE_CACHE", "1"}}, ""},
+      {"hsa_enable_cache",
+       "L2 cache on, which is the default (ROCm: HIP porting guide)",
+       {{"HSA_DISABLE_CACHE", "0"}},
+       ""},
+      {"nccl_launch_order_implicit",
+       "collectives start in the host's order (NCCL: environment variables)",
+       {{"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}},
+       "NCCL_LAUNCH_ORDER_IMPLICIT"},
+      {"rccl_gfx942_cheap_fence_off",
+       "the full fence on gfx942 (AORTA, registry/mitigations.py; not in RCCL's documentation)",
+       {{"RCCL_GFX942_CHEAP_FENCE_OFF", "1"}},
+       ""},
+      {"pytorch_no_cuda_memory_caching",
+       "each tensor from the driver (PyTorch: CUDA environment variables)",
+       {{"PYTORCH_NO_CUDA_MEMORY_CACHING", "1"}},
+       ""},
+      {"pytorch_alloc_expandable_segments",
+       "segments that grow (PyTorch: CUDA memory management)",
+       {{"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"}},
+       ""},
+      {"fa_prefer_ck",
+       "attention by Composable Kernel (PyTorch: torch.backends.cuda.preferred_rocm_fa_library)",
+       {{"TORCH_ROCM_FA_PREFER_CK", "1"}},
+       ""},
+      {"fa_prefer_aotriton",
+       "attention by AOTriton (PyTorch: torch.backends.cuda.preferred_rocm_fa_library)",
+       {{"TORCH_ROCM_FA_PREFER_CK", "0"}},
+       ""},
+      {"hip_launch_blocking",
+       "each kernel ends before the next starts (ROCm: HIP environment variables)",
+       {{"HIP_LAUNCH_BLOCKING", "1"}},
+       ""},
+      {"amd_log_level_4",
+       "the HIP runtime logs all it does (ROCm: logging HIP activity)",
+       {{"AMD_LOG_LEVEL", "4"}},
+       ""},
   };
 }
 
 std::vector<Bundle> built_in_environments() {
   return {
       {"default", "as the caller's", {}, ""},
+      {"local", "as the caller's; the word of the AORTA project", {}, ""},
       {"nccl-log", "NCCL says what it uses", {{"NCCL_DEBUG", "INFO"}}, ""},
       {"one-thread", "one CPU thread a process", {{"OMP_NUM_THREADS", "1"}}, ""},
       {"portable-kernels", "our CPU kernels as plain C++", {{"FAULTLINE_CPU_ISA", "portable"}}, ""},
   };
 }
 
-std::string complain_name(const std::string& name) {
-  if (name.empty() || std::isdigit(static_cast<unsigned char>(name[0])) != 0 ||
-      !std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; }))
-    return fmt::format("{} is no name of an environment variable", describe_text(name));
-  if (is_launcher_variable(name))
-    return fmt::format("{} belongs to the launcher and cannot be overridden; remove it", name);
-  if (!is_cell_variable(name))
-    return fmt::format(
-        "{} is none of the variables a recipe may set (NCCL_*, RCCL_*, CUDA_*, HIP_*, UCX_*, OMP_*, FAULTLINE_*, …); "
-        "a recipe is data and must not choose code; set it in the shell",
-        name);
-  if (names_a_secret(name))
-    return fmt::format("{} looks like a secret, and recipes are published; set it in the shell", name);
-  if (name.starts_with("FAULTLINE_") && std::find(kOwnSettings.begin(), kOwnSettings.end(), name) == kOwnSettings.end())
-    return fmt::format("{} is none of the settings of ours that a recipe may choose ({}); set it in the shell", name,
-                       fmt::join(kOwnSettings, ", "));
-  return "";
-}
-
-// Does one word of the name say that the runtime takes the value for a file, a library or a command?
-bool speaks_of_files_or_code(const std::string& name) {
-  if (name.find("INJECTION") != std::string::npos) return true;
-  std::string word;
-  for (const char c : name + '_') {
-    if (c != '_') {
-      word += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-      continue;
-    }
-    if (std::find(kFileWords.begin(), kFileWords.end(), word) != kFileWords.end()) return true;
-    word.clear();
-  }
-  return false;
-}
-
-// A library that the runtime would load is code, and a log that it would write is a file outside the output folder.
-// There are too many such variables, and new ones with every version, to list them; their names give them away.
-std::string complain_value(const std::string& name, const std::string& value) {
-  if (value.find('\0') != std::string::npos) return fmt::format("{} holds a zero byte", name);
-  const bool harmless = std::find(kHarmless.begin(), kHarmless.end(), name) != kHarmless.end() ||
-                        (name.ends_with("_PLUGIN") && value == "none");
-  if (value.find('/') != std::string::npos || (speaks_of_files_or_code(name) && !harmless))
-    return fmt::format("{} would load code or write files that the recipe names; set it in the shell", name);
-  return "";
-}
-
 std::string check_variables(const Node& map) {
   for (const Node::Entry& entry : map.entries()) {
-    if (const std::string complaint = complain_name(entry.key); !complaint.empty()) return complaint;
-    if (const std::string complaint = complain_value(entry.key, entry.value.as_string()); !complaint.empty())
+    if (const std::string complaint = complain_variable(entry.key, entry.value.as_string()); !complaint.empty())
       return complaint;
   }
   return "";
@@ -130,14 +145,6 @@ const Bundle& find_bundle(const std::vector<Bundle>& bundles, const Node& name, 
 }
 
 }  // namespace
-
-bool is_launcher_variable(const std::string& name) {
-  return std::find(kLauncherVariables.begin(), kLauncherVariables.end(), name) != kLauncherVariables.end() ||
-         std::any_of(kLauncherPrefixes.begin(), kLauncherPrefixes.end(),
-                     [&](const char* prefix) { return name.starts_with(prefix); });
-}
-
-bool is_cell_variable(const std::string& name) { return is_recorded_variable(name); }
 
 bool is_safe_name(const std::string& name) {
   return !name.empty() && name.size() <= 80 && name.front() != '.' && name.front() != '-' && name.back() != '.' &&
@@ -204,16 +211,6 @@ Environment merge_bundles(const std::string& cell, const std::vector<Bundle>& bu
     }
   }
   return merged;
-}
-
-Environment ambient_environment() {
-  Environment ambient;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    const size_t equals = text.find('=');
-    if (equals != std::string::npos) ambient[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  return ambient;
 }
 
 std::string no_op_reason(const Bundle& bundle, const Environment& ambient) {

@@ -1,6 +1,6 @@
 // Named bundles of environment variables: mitigations, which a cell stacks, and environments, of which it has one.
 // Built-in ones here, others from files. Two bundles of a cell that set one variable differently are an error, since
-// one of them would silently not be tested; so is a variable that belongs to the launcher.
+// one of them would silently not be tested; so is a variable that no recipe may set (variables.h).
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/schema.h"
+#include "base/config/schema.h"
 
 namespace faultline::triage {
 
@@ -36,18 +36,15 @@ class Catalogue {
 };
 
 Schema bundles_schema();      // {name: {description, env: {VARIABLE: text}, require_log}}
-Schema environment_schema();  // {VARIABLE: text}; launcher variables are refused
+Schema environment_schema();  // {VARIABLE: text}; see variables.h
 Environment read_environment(const Node& node);
 
 // One environment of several bundles; UsageError names the cell, the variable and both bundles.
 Environment merge_bundles(const std::string& cell, const std::vector<Bundle>& bundles);
 
-bool is_launcher_variable(const std::string& name);
-bool is_cell_variable(const std::string& name);  // one that a recipe may set: NCCL_*, CUDA_*, OMP_*, …
-bool is_safe_name(const std::string& name);      // letters, digits, '_', '-', inner dots: becomes a folder
+bool is_safe_name(const std::string& name);  // letters, digits, '_', '-', inner dots: becomes a folder
 
 // "" or why the bundle cannot change anything here: it repeats what is set already.
 std::string no_op_reason(const Bundle& bundle, const Environment& ambient);
-Environment ambient_environment();
 
 }  // namespace faultline::triage

@@ -5,11 +5,12 @@
 #include <cstdlib>
 #include <string>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/error.h"
 #include "base/fuzz_target.h"
 #include "record/environment.h"
 #include "triage/bundles.h"
+#include "triage/variables.h"
 
 namespace faultline::triage {
 namespace {
@@ -21,10 +22,11 @@ void require(bool condition) {
 void check_bundle(const Bundle& bundle) {
   require(is_safe_name(bundle.name));
   for (const auto& [name, value] : bundle.variables) {
-    require(is_cell_variable(name) && !is_launcher_variable(name) && !key_names_a_secret(name));
+    require(!is_launcher_variable(name) && !record::key_names_a_secret(name));
     require(name.find('=') == std::string::npos && name.find('\0') == std::string::npos);
     require(value.find('\0') == std::string::npos);
-    require(name != "LD_PRELOAD" && name.find("INJECTION") == std::string::npos);
+    require(!name.starts_with("LD_") && !name.starts_with("PYTHON") && !name.ends_with("PATH"));
+    require(name.find("INJECTION") == std::string::npos && value.find('/') == std::string::npos);
   }
 }
 
@@ -59,6 +61,7 @@ void check(const Node& given) {
 
 FAULTLINE_FUZZ_TARGET(bundles_fuzz)(const uint8_t* data, size_t size) {
   using namespace faultline;
+  using namespace faultline::triage;
   const std::string text(reinterpret_cast<const char*>(data), size);
   try {
     triage::check(parse_yaml(text, "fuzz.yaml"));

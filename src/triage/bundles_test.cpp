@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "base/config.h"
+#include "base/config/config.h"
 #include "base/error.h"
+#include "triage/variables.h"
 
 namespace faultline::triage {
 namespace bundles_test {
@@ -17,13 +18,39 @@ std::string refusal(const std::string& variable, const std::string& value) {
   }
 }
 
-TEST(Bundles, SetSettingsOfTheRuntimeAndNothingElse) {
-  for (const char* name : {"NCCL_PROTO", "RCCL_X", "CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "FAULTLINE_DRILL",
-                           "UCX_TLS", "NCCL_IB_PKEY"})
+TEST(Bundles, SetEverySettingThatTheRecipeNames) {
+  for (const char* name :
+       {"NCCL_PROTO", "RCCL_X", "CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "FAULTLINE_DRILL", "UCX_TLS", "NCCL_IB_PKEY",
+        "GPU_MAX_HW_QUEUES", "HSA_ENABLE_SDMA", "ROC_AQL_QUEUE_SIZE", "MY_DEBUG_FLAG", "DISABLE_TF32", "amp_dtype"})
     EXPECT_EQ(refusal(name, "1"), "") << name;
-  for (const char* name : {"LD_PRELOAD", "PATH", "PYTHONPATH", "HOME", "GCONV_PATH", "BASH_ENV"})
-    EXPECT_NE(refusal(name, "1").find("must not choose code"), std::string::npos) << name;
-  EXPECT_NE(refusal("RANK", "1").find("belongs to the launcher"), std::string::npos);
+  EXPECT_EQ(refusal("MY_MODE", "fast,again:2"), "");
+}
+
+TEST(Bundles, ChooseNoCode) {
+  for (const char* name :
+       {"LD_PRELOAD",        "LD_AUDIT",    "PATH",       "PYTHONPATH",  "PYTHONSTARTUP", "HOME",
+        "GCONV_PATH",        "BASH_ENV",    "ENV",        "IFS",         "NODE_OPTIONS",  "PERL5OPT",
+        "JAVA_TOOL_OPTIONS", "CC",          "GIT_EDITOR", "MY_PAGER",    "LOCPATH",       "TMPDIR",
+        "XLA_FLAGS",         "SSLKEYFILE",  "ld_preload", "python_path", "TORCH_TRACE",   "GLIBC_TUNABLES",
+        "MALLOC_TRACE",      "ASAN_OPTIONS"})
+    EXPECT_NE(refusal(name, "1"), "") << name;
+  EXPECT_NE(refusal("LD_PRELOAD", "x").find("must not choose code"), std::string::npos);
+}
+
+TEST(Bundles, BelongToNoLauncherAndChooseNoMachine) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOBID",
+                           "PMI_RANK", "OMPI_COMM_WORLD_RANK"}) {
+    EXPECT_NE(refusal(name, "1").find("belongs to the launcher"), std::string::npos) << name;
+    EXPECT_TRUE(is_launcher_variable(name)) << name;
+  }
+  for (const char* name : {"RAY_ADDRESS", "https_proxy", "HF_ENDPOINT", "INDEX_URL"})
+    EXPECT_NE(refusal(name, "x").find("choose a machine"), std::string::npos) << name;
+}
+
+TEST(Bundles, HoldPlainSettingsWhereTheRuntimeIsNotKnown) {
+  for (const char* value : {"a b", "-Mevil", "/etc/passwd", "$(reboot)", "a\nb", "~x"})
+    EXPECT_NE(refusal("MY_MODE", value), "") << value;
+  EXPECT_NE(refusal("MY_MODE", "a b").find("no plain setting"), std::string::npos);
 }
 
 TEST(Bundles, LoadNoLibrary) {

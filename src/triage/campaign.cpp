@@ -7,14 +7,16 @@
 #include <map>
 #include <optional>
 
+#include "base/files/file.h"
+#include "base/machine.h"
 #include "base/rng.h"
-#include "record/atomic_file.h"
 #include "record/campaign_store.h"
-#include "record/clock.h"
 #include "record/directory_lock.h"
 #include "record/document.h"
-#include "triage/flights.h"
-#include "triage/report.h"
+#include "triage/command_trial.h"
+#include "triage/repetitions.h"
+#include "triage/statistics.h"
+#include "trials/runner.h"
 
 namespace faultline::triage {
 namespace {
@@ -23,7 +25,10 @@ constexpr const char* kStore = "campaign.sqlite";
 constexpr size_t kMaxLog = size_t{64} << 10;  // of a trial's log, kept with its evidence
 constexpr const char* kWarmup = "warm-up";  // no cell can be called so: it would be refused as the cell of another plan
 
-std::string log_of(const std::filesystem::path& folder) {
+std::string log_of(const std::filesystem::path& folder, bool command) {
+  if (command)
+    return "--- stdout\n" + ends_of(folder / "stdout.log", kMaxLog / 4) + "\n--- stderr\n" +
+           ends_of(folder / "stderr.log", kMaxLog / 4);
   std::ifstream file(folder / "log.txt", std::ios::binary);
   std::string text(kMaxLog, '\0');
   file.read(text.data(), static_cast<std::streamsize>(kMaxLog));
@@ -31,20 +36,20 @@ std::string log_of(const std::filesystem::path& folder) {
   return text;
 }
 
-TrialStatus status_of(TrialVerdict verdict) {
-  return verdict == TrialVerdict::kPass   ? TrialStatus::kPass
-         : verdict == TrialVerdict::kFail ? TrialStatus::kFail
-                                          : TrialStatus::kError;
+record::TrialStatus status_of(TrialVerdict verdict) {
+  return verdict == TrialVerdict::kPass   ? record::TrialStatus::kPass
+         : verdict == TrialVerdict::kFail ? record::TrialStatus::kFail
+                                          : record::TrialStatus::kError;
 }
 
-RecordedTrial recorded(const Trial& trial) {
+RecordedTrial recorded(const record::Trial& trial) {
   RecordedTrial found;
   found.cell = trial.key.cell;
   found.index = trial.key.index;
   found.seed = trial.seed;
-  found.result.verdict = trial.status == TrialStatus::kPass   ? TrialVerdict::kPass
-                         : trial.status == TrialStatus::kFail ? TrialVerdict::kFail
-                                                              : TrialVerdict::kError;
+  found.result.verdict = trial.status == record::TrialStatus::kPass   ? TrialVerdict::kPass
+                         : trial.status == record::TrialStatus::kFail ? TrialVerdict::kFail
+                                                                      : TrialVerdict::kError;
   found.result.outcome = trial.outcome.at("outcome");
   found.result.severity = trial.outcome.at("severity");
   found.result.sentence = trial.outcome.at("sentence");
@@ -55,9 +60,9 @@ RecordedTrial recorded(const Trial& trial) {
   return found;
 }
 
-class Campaign {
+class Campaign : public trials::Work {
  public:
-  Campaign(const Plan& plan, Executor& executor, const CampaignOptions& options)
+  Campaign(const Plan& plan, trials::Executor& executor, const CampaignOptions& options)
       : plan_(plan),
         executor_(executor),
         options_(options),
@@ -68,7 +73,7 @@ class Campaign {
     write_file_atomically(options.folder / "recipe.resolved.yaml", to_yaml(plan.resolved));
     if (const auto made_by = options.folder / "provenance.json";
         options.provenance.is_object() && !std::filesystem::exists(made_by))
-      write_document(made_by, "provenance", options.provenance);
+      record::write_document(made_by, "provenance", options.provenance);
     load();
   }
 
@@ -76,18 +81,16 @@ class Campaign {
     CampaignResult result;
     result.resumed = static_cast<int64_t>(trials_.size());
     if (plan_.warmup_trial && trials_.empty()) warm_up();
-    Flights flights;
-    for (const Turn& turn : order_of(plan_)) {
-      const Cell& cell = plan_.cells[turn.cell];
-      if (done_.contains({cell.name, turn.index})) continue;
-      if (flights.count() >= executor_.slots()) result.ran += land(flights);
-      if (interrupted()) break;
-      if (!stopped(cell)) start(flights, cell, turn.index);
-    }
-    while (flights.count() > 0) result.ran += land(flights);
-    result.interrupted = interrupted();
+    turns_ = order_of(plan_);
+    const trials::RunnerEnd end = trials::run(executor_, *this, plan_.total_trials() - result.resumed);
+    for (const auto& [key, trial] : running_) std::filesystem::remove_all(trial.folder);  // it never happened
+    result.ran = static_cast<int64_t>(trials_.size()) - result.resumed;
+    result.interrupted = end.interrupted, result.lost = end.lost;
+    if (plan_.repeats())
+      for (const RecordedTrial& trial : judge_repetitions(trials_))  // known only now
+        if (trial.result.outcome == "differs") write_trial(trial);
     result.matrix = summarise(plan_, trials_);
-    write_report(options_.folder, plan_, result.matrix, trials_);
+    write_matrix(options_.folder, plan_, result.matrix);
     return result;
   }
 
@@ -102,19 +105,17 @@ class Campaign {
     return folder;
   }
 
-  static DirectoryLock locked(const std::filesystem::path& folder) {
+  static record::DirectoryLock locked(const std::filesystem::path& folder) {
     try {
-      return DirectoryLock(folder);
+      return record::DirectoryLock(folder);
     } catch (const RuntimeFailure& in_use) {
       throw UsageError(in_use.what());
     }
   }
 
-  bool interrupted() const { return options_.interrupted != nullptr && *options_.interrupted; }
-
   // Trials of earlier calls. A trial of another request is another experiment.
   void load() {
-    store_.for_each([&](Trial&& trial) {
+    store_.for_each([&](record::Trial&& trial) {
       const auto cell =
           std::find_if(plan_.cells.begin(), plan_.cells.end(), [&](const Cell& c) { return c.name == trial.key.cell; });
       if (cell == plan_.cells.end())
@@ -128,7 +129,7 @@ class Campaign {
                         options_.folder.string(), trial.key.index, trial.key.cell));
       try {
         keep(recorded(trial));
-      } catch (const nlohmann::json::exception& error) {
+      } catch (const Json::exception& error) {
         throw RuntimeFailure(
             fmt::format("{}: trial {} of cell '{}' cannot be read: {}; the file was edited or damaged: restore it from "
                         "a copy, or choose another folder",
@@ -149,8 +150,13 @@ class Campaign {
   // By the cell's trials so far, in the order of their index: the same when resumed.
   bool stopped(const Cell& cell) const {
     if (plan_.stop_after.events == 0) return false;
-    const auto events = std::count_if(trials_.begin(), trials_.end(), [&](const RecordedTrial& t) {
-      return t.cell == cell.name && verdict_name(t.result.verdict) == plan_.stop_after.event_verdict;
+    std::vector<RecordedTrial> of_cell;
+    std::copy_if(trials_.begin(), trials_.end(), std::back_inserter(of_cell),
+                 [&](const RecordedTrial& t) { return t.cell == cell.name; });
+    const std::vector<RecordedTrial> judged =
+        plan_.repeats() ? judge_repetitions(std::move(of_cell)) : std::move(of_cell);
+    const auto events = std::count_if(judged.begin(), judged.end(), [&](const RecordedTrial& t) {
+      return verdict_name(t.result.verdict) == plan_.stop_after.event_verdict;
     });
     return events >= plan_.stop_after.events;
   }
@@ -159,45 +165,50 @@ class Campaign {
     return options_.folder / "trials" / fmt::format(".running-{}-{}", cell, index);
   }
 
-  static std::filesystem::path made_anew(const std::filesystem::path& folder) {
-    std::filesystem::remove_all(folder);
-    std::filesystem::create_directories(folder);
-    return folder;
-  }
-
   void warm_up() {
     TrialRequest request = make_request(plan_, plan_.baseline_cell(), 0);
-    request.config["verify_iterations"] = 1;
-    const std::filesystem::path folder = made_anew(options_.folder / "trials" / fmt::format(".{}", kWarmup));
-    (void)executor_.run(request, folder);
-    std::filesystem::remove_all(folder);
+    if (request.command.empty()) request.config["verify_iterations"] = 1;
+    const AskedTrial trial = ask(std::move(request), options_.folder / "trials" / fmt::format(".{}", kWarmup));
+    (void)trials::run_alone(executor_, trial.task());
+    std::filesystem::remove_all(trial.folder);
   }
 
-  void start(Flights& flights, const Cell& cell, int64_t index) {
-    Flight flight;
-    flight.request = make_request(plan_, cell, index);
-    flight.folder = made_anew(running_folder(cell.name, index));
-    flight.started = system_seconds();
-    flights.start(std::move(flight), executor_);
-  }
-
-  // Waits for the trial that ends next and records it. -> 0 where it was interrupted: such a trial never happened
-  int land(Flights& flights) {
-    auto [flight, result] = flights.wait();
-    const std::string& name = flight.request.cell;
-    const int64_t index = flight.request.index;
-    const std::filesystem::path& folder = flight.folder;
-    const TrialRequest& request = flight.request;
-    if (interrupted()) {
-      std::filesystem::remove_all(folder);
-      return 0;
+  // --- what the runner asks
+  std::optional<record::TrialKey> next() override {
+    while (turn_ < turns_.size()) {
+      const Turn& turn = turns_[turn_++];
+      const Cell& cell = plan_.cells[turn.cell];
+      if (!done_.contains({cell.name, turn.index}) && !stopped(cell)) return record::TrialKey{cell.name, turn.index};
     }
-    RecordedTrial trial{name, index, request.seed, std::move(result), log_of(folder)};
-    Trial row;
-    row.key = {name, index};
+    return std::nullopt;
+  }
+
+  trials::Task task(const record::TrialKey& key) override {
+    const auto cell =
+        std::find_if(plan_.cells.begin(), plan_.cells.end(), [&](const Cell& one) { return one.name == key.cell; });
+    AskedTrial trial = ask(make_request(plan_, *cell, key.index), running_folder(key.cell, key.index));
+    return running_.insert_or_assign({key.cell, key.index}, std::move(trial)).first->second.task();
+  }
+
+  // However it ends, that is what happened; but for a machine that was lost.
+  bool is_result(const trials::TaskEnd& end) const override { return !end.lost; }
+  void ended(const record::TrialKey& key, const trials::Task&, const trials::TaskEnd& end) override {
+    record(key, end);
+  }
+  void failed(const record::TrialKey& key, const trials::Task&, const trials::TaskEnd& end) override {
+    record(key, end);
+  }
+
+  void record(const record::TrialKey& key, const trials::TaskEnd& end) {
+    const AskedTrial asked = std::move(running_.extract({key.cell, key.index}).mapped());
+    const TrialRequest& request = asked.request;
+    RecordedTrial trial{key.cell, key.index, request.seed, read_result(asked, end),
+                        log_of(asked.folder, !plan_.command.empty())};
+    record::Trial row;
+    row.key = key;
     row.seed = request.seed;
     row.status = status_of(trial.result.verdict);
-    row.started = flight.started;
+    row.started = asked.started;
     row.finished = system_seconds();
     row.fingerprint = request.fingerprint();
     row.outcome = {{"outcome", trial.result.outcome},
@@ -206,11 +217,26 @@ class Campaign {
                    {"seconds", trial.result.seconds}};
     row.evidence = {{"result", trial.result.result}, {"log", trial.log}};
     FL_ASSERT(store_.insert(row));
-    std::filesystem::remove_all(folder);
+    keep_output(asked);
+    std::filesystem::remove_all(asked.folder);
     write_trial(trial);
     if (options_.on_trial) options_.on_trial(trial, static_cast<int64_t>(trials_.size()) + 1, plan_.total_trials());
     keep(std::move(trial));
-    return 1;
+  }
+
+  // Of a command: its whole output, which may be large, lies beside the record and not in it.
+  void keep_output(const AskedTrial& asked) const {
+    if (plan_.command.empty() || !plan_.save_logs) return;
+    const std::filesystem::path folder = options_.folder / "trials" / asked.request.cell;
+    std::filesystem::create_directories(folder);
+    for (const char* stream : {"stdout.log", "stderr.log"})
+      if (std::filesystem::exists(asked.folder / stream))
+        std::filesystem::rename(asked.folder / stream, folder / fmt::format("{:04}.{}", asked.request.index, stream));
+    const std::filesystem::path files = asked.folder / kFilesOfCommand;
+    if (!std::filesystem::is_directory(files) || std::filesystem::is_empty(files)) return;
+    const std::filesystem::path kept = folder / fmt::format("{:04}.{}", asked.request.index, kFilesOfCommand);
+    std::filesystem::remove_all(kept);
+    std::filesystem::rename(files, kept);
   }
 
   void write_trial(const RecordedTrial& trial) const {
@@ -230,12 +256,15 @@ class Campaign {
   }
 
   const Plan& plan_;
-  Executor& executor_;
+  trials::Executor& executor_;
   CampaignOptions options_;
-  DirectoryLock lock_;
-  CampaignStore store_;
+  record::DirectoryLock lock_;
+  record::CampaignStore store_;
   std::vector<RecordedTrial> trials_;
   std::map<std::pair<std::string, int64_t>, bool> done_;
+  std::map<std::pair<std::string, int64_t>, AskedTrial> running_;
+  std::vector<Turn> turns_;
+  std::size_t turn_ = 0;
 };
 
 }  // namespace
@@ -255,7 +284,7 @@ std::vector<Turn> order_of(const Plan& plan) {
   return turns;
 }
 
-CampaignResult run_campaign(const Plan& plan, Executor& executor, const CampaignOptions& options) {
+CampaignResult run_campaign(const Plan& plan, trials::Executor& executor, const CampaignOptions& options) {
   return Campaign(plan, executor, options).run();
 }
 

@@ -4,7 +4,6 @@
 // from it.
 #pragma once
 
-#include <atomic>
 #include <filesystem>
 #include <functional>
 
@@ -14,7 +13,6 @@ namespace faultline::triage {
 
 struct CampaignOptions {
   std::filesystem::path folder;
-  const std::atomic<bool>* interrupted = nullptr;
   std::function<void(const RecordedTrial&, int64_t done, int64_t total)> on_trial;
   Json provenance = nullptr;  // who asks: kept as provenance.json by the first call
 };
@@ -22,11 +20,12 @@ struct CampaignOptions {
 struct CampaignResult {
   Matrix matrix;
   int64_t ran = 0, resumed = 0;  // trials of this call, and of earlier ones
+  int64_t lost = 0;              // tried again, because a machine was lost
   bool interrupted = false;
 };
 
 // UsageError where the folder belongs to another recipe or to something else.
-CampaignResult run_campaign(const Plan& plan, Executor& executor, const CampaignOptions& options);
+CampaignResult run_campaign(const Plan& plan, trials::Executor& executor, const CampaignOptions& options);
 
 // The order of trials: every block holds each cell once.
 struct Turn {

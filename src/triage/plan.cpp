@@ -3,12 +3,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
-#include "base/override.h"
+#include "base/config/override.h"
+#include "base/json.h"
 #include "base/text.h"
+#include "record/environment.h"
+#include "triage/aorta.h"
+#include "triage/trial_rules.h"
 
 namespace faultline::triage {
 namespace {
@@ -30,6 +35,7 @@ Schema cell_schema() {
       .field("mitigations", Schema::list(Schema::string()), {.default_value = Node::list(), .doc = "bundles, stacked"})
       .field("environment", Schema::string(), {.default_value = Node("default"), .doc = "one bundle"})
       .field("extra_env", environment_schema(), {.default_value = Node::map(), .doc = "further variables"})
+      .field("skip", Schema::string(), {.default_value = Node(""), .doc = "why this cell is not run; empty: it is"})
       .field("trials", count(1), {.doc = "in place of the recipe's"})
       .field("steps", count(1), {.doc = "in place of the recipe's"})
       .field("workload_config", Schema::map().extra(Schema::anything()),
@@ -47,7 +53,8 @@ Schema confound_schema() {
       .field("threshold", Schema::number({.min = 1, .max = 100}),
              {.default_value = Node(1.15),
               .doc = "slower than this by the step's time: the mitigation may work by its slowness alone"})
-      .field("baseline_cell", Schema::string(), {.doc = "default: the cell 'baseline', else the first"});
+      .field("baseline_cell", Schema::string(),
+             {.doc = "default: the cell 'baseline', else the first baseline-*, else the first without mitigations"});
 }
 
 Schema stop_schema() {
@@ -58,18 +65,29 @@ Schema stop_schema() {
       .field("event_verdict", Schema::choice({"fail", "pass", "error"}), {.default_value = Node("fail")});
 }
 
+bool is_race(const Node& recipe) {
+  const Node* workload = recipe.find("workload");
+  return workload == nullptr || !workload->is_string() || workload->as_string() == "race";
+}
+
 // `override_config` on top of `base`, key by key.
 Node layered(Node base, const Node& override_config) {
   for (const Node::Entry& entry : override_config.entries()) base.set(entry.key, entry.value);
   return base;
 }
 
-Node workload_of(const Node& recipe, const Node& cell) {
+// `steps` and `verify_iterations` are one setting. Where a recipe has both and they differ, its workload decides, as in
+// AORTA; what was typed on the command line decides over both.
+Node workload_of(const Node& recipe, const Node& cell, std::vector<std::string>& notes) {
   Node config = layered(recipe.at("workload_config"), cell.at("workload_config"));
   const Node* steps = cell.find("steps") != nullptr ? cell.find("steps") : recipe.find("steps");
   if (steps == nullptr) return config;
-  if (const Node* twice = config.find("verify_iterations"))
-    throw twice->error("verify_iterations and steps say the same thing; keep steps");
+  const Node* twice = config.find("verify_iterations");
+  if (twice != nullptr && !(*twice == *steps) && steps->position().text() != "command line") {
+    notes.push_back(fmt::format("{} iterations: verify_iterations at {} decides over steps at {}", describe(*twice),
+                                twice->position().text(), steps->position().text()));
+    return config;
+  }
   config.set("verify_iterations", *steps);
   return config;
 }
@@ -86,31 +104,63 @@ Cell read_cell(const Node& recipe, const Node& node, const Catalogue& catalogue,
   cell.name = node.at("name").as_string();
   for (const Node& name : node.at("mitigations").items()) cell.mitigations.push_back(catalogue.mitigation(name));
   cell.environment = catalogue.environment(node.at("environment"));
-  Environment extra = read_environment(recipe.at("extra_env"));
-  for (const auto& [key, value] : read_environment(node.at("extra_env"))) extra[key] = value;
   std::vector<Bundle> bundles = {cell.environment};
   bundles.insert(bundles.end(), cell.mitigations.begin(), cell.mitigations.end());
-  bundles.push_back({"extra_env", "", extra, ""});
+  bundles.push_back({"extra_env", "", read_environment(node.at("extra_env")), ""});
   cell.variables = merge_bundles(cell.name, bundles);
-  cell.config = validated_config(workload_of(recipe, node));
-  cell.race = race::read_config(cell.config);
-  cell.trials = (node.find("trials") != nullptr ? node : recipe).at("trials").as_integer();
+  cell.variables.merge(read_environment(recipe.at("extra_env")));  // what every cell has that says nothing else
+  if (recipe.at("workload").as_string() == "race") {
+    cell.config = validated_config(workload_of(recipe, node, cell.notes));
+    cell.race = race::read_config(cell.config);
+  } else {
+    cell.config = Node::map();
+    for (const Node* place : {&recipe, &node})
+      if (place->at("workload_config").size() > 0 || place->find("steps") != nullptr)
+        throw place->at("workload_config")
+            .error("a command reads neither workload_config nor steps; write what it needs behind --");
+  }
+  cell.skip = node.at("skip").as_string();
+  cell.trials = cell.skip.empty() ? (node.find("trials") != nullptr ? node : recipe).at("trials").as_integer() : 0;
+  if (!cell.skip.empty()) cell.notes.push_back("not run: " + cell.skip);
   for (const Bundle& mitigation : cell.mitigations)
-    if (const std::string reason = no_op_reason(mitigation, ambient); !reason.empty()) cell.notes.push_back(reason);
+    if (const std::string reason = no_op_reason(mitigation, ambient); !reason.empty())
+      cell.notes.push_back("no-op: " + reason);
   return cell;
 }
 
+// The one that is wished for; else the cell 'baseline', else the first that is called so or that changes nothing.
 size_t baseline_index(const Node& recipe, const std::vector<Cell>& cells) {
   const Node* wish = recipe.at("confound").find("baseline_cell");
-  std::vector<std::string> names;
-  for (size_t i = 0; i < cells.size(); ++i) {
-    if (cells[i].name == (wish != nullptr ? wish->as_string() : "baseline")) return i;
-    names.push_back(cells[i].name);
-  }
-  if (wish != nullptr)
+  const auto find = [&](const auto& is) -> std::optional<size_t> {
+    const auto found = std::find_if(cells.begin(), cells.end(), [&](const Cell& cell) { return is(cell); });
+    return found == cells.end() ? std::nullopt : std::optional<size_t>(found - cells.begin());
+  };
+  if (wish != nullptr) {
+    if (const auto found = find([&](const Cell& cell) { return cell.name == wish->as_string(); })) return *found;
+    std::vector<std::string> names;
+    for (const Cell& cell : cells) names.push_back(cell.name);
     throw wish->error(
         fmt::format("no cell is called '{}'{}", wish->as_string(), did_you_mean(wish->as_string(), names)));
+  }
+  if (const auto found = find([](const Cell& cell) { return cell.name == "baseline"; })) return *found;
+  if (const auto found = find([](const Cell& cell) { return cell.name.starts_with("baseline-"); })) return *found;
+  if (const auto found = find([](const Cell& cell) {
+        return std::all_of(cell.mitigations.begin(), cell.mitigations.end(),
+                           [](const Bundle& bundle) { return bundle.variables.empty(); });
+      }))
+    return *found;
   return 0;
+}
+
+void check_command(const Node& workload, bool given) {
+  const bool wanted = workload.as_string() == "command";
+  if (wanted && !given)
+    throw workload.error(
+        "the recipe runs a command, and a recipe is data and chooses none; give it behind --: faultline triage run "
+        "--recipe "
+        "FILE -- torchrun --nproc-per-node 8 train.py");
+  if (!wanted && given)
+    throw workload.error("the recipe runs the race, which takes no command; remove -- and what stands behind it");
 }
 
 void add_files(Catalogue& catalogue, const Node& files, const std::filesystem::path& folder) {
@@ -122,6 +172,31 @@ void add_files(Catalogue& catalogue, const Node& files, const std::filesystem::p
     catalogue.add(definitions.at("mitigations"), true);
     catalogue.add(definitions.at("environments"), false);
   }
+}
+
+void read_command_keys(const Node& recipe, Plan& plan) {
+  const Node* patterns = recipe.find("custom_patterns");
+  const Node* passing = recipe.find("env_passthrough_mode");
+  std::vector<const Node*> keys = {patterns, passing};
+  for (const char* key : kRuleKeys) keys.push_back(recipe.find(key));
+  if (plan.command.empty())
+    for (const Node* key : keys)
+      if (key != nullptr) throw key->error("is read with workload: command only; remove it");
+  plan.rules_as_given = rules_as_given(recipe);
+  plan.patterns_as_given = patterns != nullptr && !patterns->is_null() ? faultline::to_json(*patterns) : Json::array();
+  if (patterns != nullptr && !patterns->is_null()) plan.patterns = read_patterns(*patterns);
+  plan.environment_file = passing != nullptr && passing->as_string() == "file";
+}
+
+bool names_network(const Node& recipe) {
+  std::vector<const Node*> places = {&recipe};
+  for (const Node& cell : recipe.at("cells").items()) places.push_back(&cell);
+  return std::any_of(places.begin(), places.end(), [](const Node* place) {
+    const auto& entries = place->at("extra_env").entries();
+    return std::any_of(entries.begin(), entries.end(), [](const Node::Entry& entry) {
+      return entry.key.starts_with("NCCL_") || entry.key.starts_with("RCCL_");
+    });
+  });
 }
 
 std::string check_cells(const Node& cells) {
@@ -136,42 +211,59 @@ std::string check_cells(const Node& cells) {
 
 }  // namespace
 
-Schema recipe_schema() {
-  return Schema::map()
+Schema section_schema() {
+  return with_rule_keys(Schema::map())
       .field("schema_version", Schema::integer({.min = 1}).check(check_version), {.default_value = Node(1)})
       .field("name", safe_name(), {.doc = "default: the file's; also the name of the results' folder"})
       .field("description", Schema::string(), {.doc = "for people"})
       .field("ticket", Schema::string(), {.default_value = Node(""), .doc = "where the failure is tracked"})
-      .field("workload", Schema::choice({"race"}), {.default_value = Node("race")})
+      .field("workload", Schema::choice({"race", "command"}),
+             {.default_value = Node("race"), .doc = "command: what stands behind -- on the command line"})
       .field("trials", count(1),
              {.default_value = Node(16), .doc = "of each cell; 16 clean ones exclude a rate of 17.1 %"})
       .field("steps", count(1), {.doc = "verified iterations of a trial"})
       .field("ranks", Schema::integer({.min = 1, .max = 256}), {.default_value = Node(2), .doc = "of a trial"})
       .field("transport", Schema::choice({"threads", "gloo", "nccl"}), {.default_value = Node("threads")})
       .field("device", Schema::string(), {.default_value = Node("cpu"), .doc = "cpu, cuda or cuda:INDEX"})
+      .field("launcher", race::launch_schema(),
+             {.default_value = Node::map(), .doc = "who starts the ranks, and on which machines"})
       .field("seed", Schema::integer({.min = 0}),
              {.default_value = Node(0), .doc = "of the order of trials and of their patterns"})
       .field("workload_config", Schema::map().extra(Schema::anything()),
              {.default_value = Node::map(), .doc = "see docs/race.md"})
       .field("confound", confound_schema(), {.default_value = Node::map()})
       .field("stop_after", stop_schema(), {.default_value = Node::map()})
-      .field("extra_env", environment_schema(), {.default_value = Node::map(), .doc = "of every cell"})
+      .field("extra_env", environment_schema(),
+             {.default_value = Node::map(), .doc = "of every cell whose mitigations and extra_env say nothing else"})
       .field("mitigations", bundles_schema(), {.default_value = Node::map(), .doc = "further bundles, by name"})
       .field("environments", bundles_schema(), {.default_value = Node::map(), .doc = "further bundles, by name"})
       .field("bundle_files", Schema::list(Schema::string({.min = 1})),
              {.default_value = Node::list(), .doc = "files of further bundles, beside the recipe"})
       .field("save_logs", Schema::boolean(), {.default_value = Node(true)})
       .field("warmup_trial", Schema::boolean(),
-             {.default_value = Node(true), .doc = "one short trial first, not counted"})
-      .field("timeout_per_trial", Schema::number({.min = 1, .max = 1e6}),
-             {.default_value = Node(600.0), .doc = "seconds"})
+             {.default_value = Node(true), .doc = "one short trial first, not counted", .default_if = is_race})
+      .field("timeout_per_trial", Schema::any_of({Schema::null(), Schema::number({.min = 0.1, .max = 1e6})}),
+             {.default_value = Node(600.0), .doc = "seconds; null: no limit"})
+      .field("custom_patterns", Schema::any_of({Schema::null(), patterns_schema()}),
+             {.doc = "workload command: what its output says"})
+      .field("env_passthrough_mode", Schema::choice({"inherit", "file"}),
+             {.doc = "workload command; file: the cell's variables also in the file that AORTA_ENV_FILE names"})
       .field("cells", Schema::list(cell_schema(), {.min = 1, .max = 1000}).check(check_cells), {.required = true});
 }
 
-Plan read_plan(const Node& given, const std::string& name, const std::filesystem::path& folder) {
+void register_triage_sections() {
+  race::register_race_section();
+  SectionRegistry::global().add("triage", section_schema(), {.doc = "a matrix of mitigations; `faultline triage run`"});
+}
+
+Plan read_plan(const Node& given, const std::string& name, const std::filesystem::path& folder,
+               std::span<const std::string> command) {
   Plan plan;
-  plan.resolved = validate(given, recipe_schema());
+  plan.resolved = validate(from_aorta(given, plan.notes), section_schema());
   const Node& recipe = plan.resolved;
+  check_command(recipe.at("workload"), !command.empty());
+  plan.command.assign(command.begin(), command.end());
+  read_command_keys(recipe, plan);
   plan.name = recipe.find("name") != nullptr ? recipe.at("name").as_string() : name;
   plan.ticket = recipe.at("ticket").as_string();
   Catalogue catalogue;
@@ -179,10 +271,10 @@ Plan read_plan(const Node& given, const std::string& name, const std::filesystem
   catalogue.add(recipe.at("mitigations"), true);
   catalogue.add(recipe.at("environments"), false);
   plan.ranks = static_cast<int>(recipe.at("ranks").as_integer());
-  const Environment ambient = ambient_environment();
+  const Environment ambient = record::whole_environment();
   for (const Node& cell : recipe.at("cells").items()) {
     plan.cells.push_back(read_cell(recipe, cell, catalogue, ambient));
-    race::check_ranks(plan.cells.back().race, plan.ranks);
+    if (plan.command.empty()) race::check_ranks(plan.cells.back().race, plan.ranks);
   }
   plan.baseline = baseline_index(recipe, plan.cells);
   plan.confound_threshold = recipe.at("confound").at("threshold").as_number();
@@ -192,8 +284,10 @@ Plan read_plan(const Node& given, const std::string& name, const std::filesystem
   for (Cell& cell : plan.cells)
     if (plan.stop_after.max_trials > 0) cell.trials = std::min(cell.trials, plan.stop_after.max_trials);
   plan.save_logs = recipe.at("save_logs").as_bool();
-  plan.warmup_trial = recipe.at("warmup_trial").as_bool();
-  plan.timeout_per_trial = recipe.at("timeout_per_trial").as_number();
+  const Node* warmup = recipe.find("warmup_trial");
+  plan.warmup_trial = warmup != nullptr && warmup->as_bool();
+  const Node& timeout = recipe.at("timeout_per_trial");
+  plan.timeout_per_trial = timeout.is_null() ? 0 : timeout.as_number();
   plan.transport = recipe.at("transport").as_string();
   plan.device = recipe.at("device").as_string();
   if (plan.transport == "gloo" && plan.device != "cpu")
@@ -201,15 +295,33 @@ Plan read_plan(const Node& given, const std::string& name, const std::filesystem
   if (plan.transport == "nccl" && plan.device != "cuda")
     throw recipe.at("transport")
         .error("nccl carries GPU tensors, each rank's on the GPU of its local rank; use device: cuda");
+  try {
+    plan.set_launch(race::read_launch(recipe.at("launcher")));
+  } catch (const UsageError& error) {
+    throw recipe.at("launcher").error(error.what());
+  }
   plan.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
+  if (given.find("transport") == nullptr && plan.command.empty() && names_network(recipe))
+    plan.notes.emplace_back(
+        "NCCL_* and RCCL_* are read over transport nccl alone, and the recipe names none: the ranks are threads of "
+        "this "
+        "machine; transport=nccl device=cuda ranks=N takes its GPUs");
   return plan;
 }
 
-Plan load_plan(const std::filesystem::path& path, std::span<const std::string> overrides) {
+Plan load_plan(const std::filesystem::path& path, std::span<const std::string> overrides,
+               std::span<const std::string> command) {
   Node given = load_config(path);
   if (const Node* section = given.find("triage"); section != nullptr && given.size() == 1) given = Node(*section);
-  const Schema schema = recipe_schema();
-  return read_plan(apply_overrides(given, overrides, &schema), path.stem().string(), path.parent_path());
+  const Schema schema = is_probe(given) ? probe_schema() : section_schema();
+  return read_plan(apply_overrides(given, overrides, &schema), path.stem().string(), path.parent_path(), command);
+}
+
+void Plan::set_launch(race::Launch wanted) {
+  if (!command.empty() && !wanted.is_local())
+    throw UsageError("a command is its own launcher; remove the launcher, or put it before the command");
+  if (command.empty()) race::check_launch(wanted, transport, ranks);
+  launch = std::move(wanted);
 }
 
 int64_t Plan::total_trials() const {
@@ -232,30 +344,54 @@ Json to_json(const Plan& plan) {
                      {"trials", cell.trials},
                      {"excluded_rate", excluded_rate(cell.trials)},
                      {"notes", cell.notes},
-                     {"workload_config", Json::parse(faultline::to_json(cell.config).dump())}});
+                     {"skip", cell.skip},
+                     {"workload_config", faultline::to_json(cell.config)}});
   }
-  return {{"name", plan.name},
-          {"ticket", plan.ticket},
-          {"ranks", plan.ranks},
-          {"transport", plan.transport},
-          {"device", plan.device},
-          {"baseline_cell", plan.baseline_cell().name},
-          {"trials", plan.total_trials()},
-          {"seed", plan.seed},
-          {"cells", cells}};
+  Json json = {{"name", plan.name},
+               {"ticket", plan.ticket},
+               {"command", record::recorded_words(plan.command)},
+               {"notes", plan.notes},
+               {"ranks", plan.ranks},
+               {"transport", plan.transport},
+               {"device", plan.device},
+               {"baseline_cell", plan.baseline_cell().name},
+               {"trials", plan.total_trials()},
+               {"launcher", race::to_json(plan.launch)},
+               {"seed", plan.seed},
+               {"cells", cells}};
+  if (!plan.rules_as_given.empty()) json["rules"] = plan.rules_as_given;
+  return json;
 }
 
+namespace {
+
+std::string headline(const Plan& plan) {
+  std::string runs = plan.command.empty() ? fmt::format("{} ranks over {}", plan.ranks, plan.transport)
+                                          : fmt::format("command '{}'", fmt::join(plan.command, " "));
+  if (!plan.launch.is_local()) runs += " by " + race::describe(plan.launch);
+  return fmt::format("{}: {} cells, {} trials, {}, baseline '{}'", plan.name, plan.cells.size(), plan.total_trials(),
+                     runs, plan.baseline_cell().name);
+}
+
+std::string headline(const Plan& plan, const Cell& cell) {
+  if (!cell.skip.empty()) return fmt::format("cell {}: not run", cell.name);
+  const std::string length = plan.command.empty() ? fmt::format(" x {} iterations", cell.race.verify_iterations) : "";
+  return fmt::format(
+      "cell {}: {} trials{}; {} clean trials would exclude a failure rate of {:.1f} % and more with 95 % confidence",
+      cell.name, cell.trials, length, cell.trials, 100 * excluded_rate(cell.trials));
+}
+
+}  // namespace
+
 std::vector<std::string> dry_run_lines(const Plan& plan) {
-  std::vector<std::string> lines = {fmt::format("{}: {} cells, {} trials, {} ranks over {}, baseline '{}'", plan.name,
-                                                plan.cells.size(), plan.total_trials(), plan.ranks, plan.transport,
-                                                plan.baseline_cell().name)};
+  std::vector<std::string> lines = {headline(plan)};
+  for (const std::string& note : plan.notes) lines.push_back("note: " + note);
+  for (std::string& line : describe(read_rules(plan.rules_as_given))) lines.push_back(std::move(line));
   for (const Cell& cell : plan.cells) {
-    lines.push_back(fmt::format(
-        "cell {}: {} trials x {} iterations; {} clean trials would exclude a failure rate of {:.1f} % and more with 95 "
-        "% confidence",
-        cell.name, cell.trials, cell.race.verify_iterations, cell.trials, 100 * excluded_rate(cell.trials)));
+    lines.push_back(headline(plan, cell));
     for (const auto& [key, value] : cell.variables) lines.push_back(fmt::format("  {}={}", key, value));
-    for (const std::string& note : cell.notes) lines.push_back("  no-op: " + note);
+    for (const std::string& note : cell.notes) lines.push_back("  " + note);
+    if (!plan.command.empty()) continue;
     std::string config = to_yaml(cell.config);
     for (size_t at = 0; at < config.size();) {
       const size_t end = std::min(config.find('\n', at), config.size());

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "triage/repetitions.h"
+
 namespace faultline::triage {
 namespace {
 
@@ -34,8 +36,8 @@ void note_unread(const Cell& cell, const std::vector<RecordedTrial>& trials, Cel
       read |= trial.log.find(mitigation.require_log) != std::string::npos;
     }
     if (logged && !read)
-      summary.notes.push_back(
-          fmt::format("{}: no log holds '{}', so perhaps nothing reads it", mitigation.name, mitigation.require_log));
+      summary.notes.push_back(fmt::format("no-op: {}: no log holds '{}', so perhaps nothing reads it", mitigation.name,
+                                          mitigation.require_log));
   }
 }
 
@@ -83,19 +85,20 @@ std::string finding_of(const CellSummary& cell, const CellSummary& baseline) {
   return fmt::format("reduces the failure ({})", sure);
 }
 
-void label(Matrix& matrix, double threshold) {
+void label(Matrix& matrix, const Plan& plan) {
   const CellSummary& baseline = matrix.cells[matrix.baseline];
   for (size_t i = 0; i < matrix.cells.size(); ++i) {
     CellSummary& cell = matrix.cells[i];
     if (cell.valid() == 0) {
-      cell.confound = cell.did_not_run == cell.errors && cell.errors > 0 ? "did_not_run" : "error";
+      const bool never_ran = cell.did_not_run == cell.errors && (cell.errors > 0 || !plan.cells[i].skip.empty());
+      cell.confound = never_ran ? "did_not_run" : "error";
       cell.finding = "no valid trial";
     } else if (i == matrix.baseline) {
       cell.confound = "n/a";
       cell.finding = cell.failed > 0 ? "reproduces the failure" : "does not reproduce the failure";
     } else {
       cell.finding = finding_of(cell, baseline);
-      const bool slower = cell.slowdown && *cell.slowdown > threshold;
+      const bool slower = cell.slowdown && *cell.slowdown > plan.confound_threshold;
       const bool different = cell.p_adjusted && *cell.p_adjusted < kAlpha && baseline.failed > 0;
       cell.confound = slower      ? fmt::format("speed (+{:.0f}%)", 100 * (*cell.slowdown - 1))
                       : different ? ""
@@ -104,14 +107,44 @@ void label(Matrix& matrix, double threshold) {
   }
 }
 
+// Of the tap, by code; of a result that another process made.
+std::map<std::string, int64_t> complaint_counts(const Json& result) {
+  std::map<std::string, int64_t> counts;
+  if (!result.is_object() || !result.contains("tap") || !result.at("tap").is_object()) return counts;
+  const Json codes = result.at("tap").value("codes", Json());
+  if (!codes.is_object()) return counts;
+  for (const auto& [code, count] : codes.items())
+    if (count.is_number_integer()) counts[code] = count.get<int64_t>();
+  return counts;
+}
+
+// A clean trial that took longer than the baseline's clean ones by more than the threshold is slow.
+void count_outcomes(Matrix& matrix, const Plan& plan, const std::vector<RecordedTrial>& trials) {
+  const std::optional<double> usual = matrix.cells[matrix.baseline].step_seconds;
+  for (CellSummary& cell : matrix.cells)
+    for (const RecordedTrial& trial : trials) {
+      if (trial.cell != cell.name) continue;
+      const bool clean = trial.result.verdict == TrialVerdict::kPass;
+      const std::optional<double> took = clean ? sums_of(trial.result.result).step_seconds : std::nullopt;
+      const bool slow = took && usual && *took > *usual * plan.confound_threshold;
+      ++cell.outcomes[slow ? "slow" : trial.result.outcome];
+      if (trial.result.outcome == "differs") cell.different.push_back({trial.index, trial.result.sentence});
+      for (const auto& [code, count] : complaint_counts(trial.result.result)) cell.complaints[code] += count;
+    }
+}
+
 }  // namespace
 
-Matrix summarise(const Plan& plan, const std::vector<RecordedTrial>& trials) {
+Matrix summarise(const Plan& plan, const std::vector<RecordedTrial>& recorded) {
+  const bool repeated = plan.repeats();
+  const std::vector<RecordedTrial> judged = repeated ? judge_repetitions(recorded) : std::vector<RecordedTrial>();
+  const std::vector<RecordedTrial>& trials = repeated ? judged : recorded;
   Matrix matrix;
   matrix.baseline = plan.baseline;
   for (const Cell& cell : plan.cells) matrix.cells.push_back(count(cell, trials));
   compare(matrix);
-  label(matrix, plan.confound_threshold);
+  label(matrix, plan);
+  if (!plan.command.empty()) count_outcomes(matrix, plan, trials);
   const CellSummary& baseline = matrix.cells[matrix.baseline];
   matrix.disqualified = baseline.valid() == 0;
   matrix.sentence =
@@ -159,6 +192,10 @@ Json to_json(const Matrix& matrix) {
                                                                     : Json(nullptr)},
                      {"events_per_gib", gib > 0 ? Json(static_cast<double>(cell.events) / gib) : Json(nullptr)},
                      {"notes", cell.notes}});
+    if (!cell.outcomes.empty()) cells.back()["outcomes"] = cell.outcomes;
+    if (!cell.complaints.empty()) cells.back()["complaints"] = cell.complaints;
+    for (const CellSummary::Different& trial : cell.different)
+      cells.back()["different"].push_back({{"index", trial.index}, {"sentence", trial.sentence}});
   }
   return {{"cells", cells},
           {"baseline", matrix.cells[matrix.baseline].name},

@@ -2,12 +2,13 @@
 // whether speed alone could explain it. Trials that ended in an error count for nothing but themselves.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/stats.h"
-#include "record/json_text.h"
+#include "base/json.h"
+#include "base/stats/stats.h"
 #include "triage/trial.h"
 
 namespace faultline::triage {
@@ -33,6 +34,14 @@ struct CellSummary {
   std::string finding;                                 // a sentence
   int64_t events = 0, collectives = 0, bytes = 0;      // of valid trials
   std::vector<std::string> notes;
+  // Of a command: did_not_run, crashed, hung, unproven, wrong, differs, slow, clean.
+  std::map<std::string, int64_t> outcomes;
+  std::map<std::string, int64_t> complaints;  // of our tap, by code
+  struct Different {
+    int64_t index;
+    std::string sentence;
+  };
+  std::vector<Different> different;  // trials that did not repeat the others: repetitions.h
 
   int64_t valid() const { return passed + failed; }
   double rate() const { return valid() == 0 ? 0 : static_cast<double>(failed) / static_cast<double>(valid()); }
@@ -47,6 +56,9 @@ struct Matrix {
 
 Matrix summarise(const Plan& plan, const std::vector<RecordedTrial>& trials);
 Json to_json(const Matrix& matrix);
+std::string markdown(const Plan& plan, const Matrix& matrix);
+// matrix.md, matrix.json and matrix.html in the folder of the trials.
+void write_matrix(const std::filesystem::path& folder, const Plan& plan, const Matrix& matrix);
 std::string rate_text(const CellSummary& cell);  // "0/16: <=17.1 % at 95 %", "9/16 = 56.2 % [29.9, 80.2]"
 
 }  // namespace faultline::triage

@@ -1,14 +1,15 @@
 // Triage without processes: recipes, bundles, the order of trials, statistics and the search, on made-up trials.
 #include <gtest/gtest.h>
 
-#include <condition_variable>
-#include <mutex>
+#include <deque>
 #include <set>
 
-#include "record/temporary_directory.h"
+#include "base/files/file.h"
+#include "base/files/temporary_folder.h"
 #include "triage/bisect.h"
 #include "triage/campaign.h"
-#include "triage/report.h"
+#include "triage/statistics.h"
+#include "trials/runner.h"
 
 namespace faultline::triage {
 namespace triage_test {
@@ -49,11 +50,18 @@ TEST(Recipe, RefusesWhatCannotBeRun) {
       {"workload: trainer\ncells: [{name: a}]", "workload"},
       {"workload_config: {fsdp_shrd_size: 4}\ncells: [{name: a}]", "workload_config"},
       {"workload_config: {mode: ddp, fsdp_shard_size: 4}\ncells: [{name: a}]", "not read here"},
-      {"steps: 3\nworkload_config: {verify_iterations: 4}\ncells: [{name: a}]", "keep steps"},
       {"confound: {baseline_cell: bas}\ncells: [{name: base}]", "did you mean 'base'"},
       {"ranks: 3\ncells: [{name: a}]", "does not divide into 3 ranks"},
       {"transport: nccl\ncells: [{name: a}]", "use device: cuda"},
       {"transport: gloo\ndevice: cuda\ncells: [{name: a}]", "use threads or nccl"},
+      {"cells: [{name: a, environment: {docker: image}}]", "starts no container"},
+      {"workload_config: {gpu_max_hw_queues: 0}\ncells: [{name: a}]", "from 1 to 1024"},
+      {"workload_config: {gpu_max_hw_queues: 4}\nextra_env: {GPU_MAX_HW_QUEUES: '2'}\ncells: [{name: a}]",
+       "extra_env at recipe.yaml:2"},
+      {"custom_patterns: []\ncells: [{name: a}]", "workload: command only"},
+      {"workload: command\ncells: [{name: a}]", "chooses none; give it behind --"},
+      {"mode: probe\ntrials: 1\nmitigation_axis: [none]\ndiagnostic_axis: [none]", "give it behind --"},
+      {"mode: probe\ntrials: 1\nmitigation_axs: [none]\ndiagnostic_axis: [none]", "did you mean 'mitigation_axis'"},
       {"cells: []", "cells"},
   };
   for (const auto& [yaml, says] : cases)
@@ -73,6 +81,123 @@ TEST(Recipe, CellsStackTheirConfigurationsAndEnvironments) {
   EXPECT_EQ(plan.cells[1].variables.at("NCCL_DEBUG"), "INFO");
   EXPECT_EQ(plan.cells[1].variables.at("NCCL_GDR_FLUSH_DISABLE"), "0");
   EXPECT_EQ(plan.total_trials(), 5);
+}
+
+std::string line_with(const Plan& plan, const std::string& text) {
+  for (const std::string& line : dry_run_lines(plan))
+    if (line.find(text) != std::string::npos) return line;
+  return "";
+}
+
+TEST(Recipe, VerifyIterationsDecideOverStepsAndSaySo) {
+  const Plan same = plan_of("steps: 7\nworkload_config: {verify_iterations: 7}\ncells: [{name: a}]");
+  EXPECT_EQ(same.cells[0].race.verify_iterations, 7);
+  EXPECT_TRUE(same.cells[0].notes.empty());
+  const Plan other = plan_of("steps: 7\nworkload_config: {verify_iterations: 8}\ncells: [{name: a}]");
+  EXPECT_EQ(other.cells[0].race.verify_iterations, 8);
+  ASSERT_EQ(other.cells[0].notes.size(), 1u);
+  EXPECT_EQ(other.cells[0].notes[0],
+            "8 iterations: verify_iterations at recipe.yaml:2 decides over steps at recipe.yaml:1");
+}
+
+TEST(Recipe, VariablesOfTheWholeRecipeAreTheGroundThatCellsBuildOn) {
+  const Plan plan = plan_of(
+      "extra_env: {NCCL_PROTO: Simple, NCCL_A: '1'}\n"
+      "cells: [{name: baseline}, {name: ll, mitigations: [ll-protocol]}, {name: b, extra_env: {NCCL_A: '2'}}]");
+  EXPECT_EQ(plan.cells[0].variables, (Environment{{"NCCL_PROTO", "Simple"}, {"NCCL_A", "1"}}));
+  EXPECT_EQ(plan.cells[1].variables, (Environment{{"NCCL_PROTO", "LL"}, {"NCCL_A", "1"}}));
+  EXPECT_EQ(plan.cells[2].variables, (Environment{{"NCCL_PROTO", "Simple"}, {"NCCL_A", "2"}}));
+}
+
+TEST(Aorta, HardwareQueuesAreAVariableOfTheTrial) {
+  const Plan plan = plan_of(
+      "workload_config: {gpu_max_hw_queues: 4}\n"
+      "cells: [{name: baseline-a}, {name: b, workload_config: {gpu_max_hw_queues: 8}}, {name: c, mitigations: "
+      "[gpu_max_hw_queues_2]}]");
+  EXPECT_EQ(plan.cells[0].variables.at("GPU_MAX_HW_QUEUES"), "4");
+  EXPECT_EQ(plan.cells[1].variables.at("GPU_MAX_HW_QUEUES"), "8");
+  EXPECT_EQ(plan.cells[2].variables.at("GPU_MAX_HW_QUEUES"), "2");
+  EXPECT_NE(line_with(plan, "note: gpu_max_hw_queues"), "");
+}
+
+TEST(Aorta, TheBaselineIsFoundByItsNameOrByWhatItLeavesAlone) {
+  EXPECT_EQ(plan_of("cells: [{name: a, mitigations: [xnack]}, {name: baseline-x}]").baseline, 1u);
+  EXPECT_EQ(plan_of("cells: [{name: a, mitigations: [xnack]}, {name: b, mitigations: [none]}]").baseline, 1u);
+  EXPECT_EQ(plan_of("cells: [{name: a, mitigations: [xnack]}]").baseline, 0u);
+}
+
+constexpr const char* kProbe =
+    "mode: probe\ntrials: 3\nmitigation_axis: [none, tf32_off]\ndiagnostic_axis: [none, xnack]\n";
+Plan probe_of(const std::string& more = "") {
+  const std::vector<std::string> command = {"true", "--flag"};
+  return read_plan(parse_yaml(kProbe + more, "recipe.yaml"), "recipe", ".", command);
+}
+
+TEST(Aorta, AProbeIsACommandWithTheProductOfTwoAxes) {
+  const Plan plan = probe_of();
+  ASSERT_EQ(plan.cells.size(), 4u);
+  EXPECT_EQ(plan.baseline_cell().name, "none-none");
+  EXPECT_EQ(plan.cells[3].name, "tf32_off-xnack");
+  EXPECT_EQ(plan.cells[3].variables, (Environment{{"DISABLE_TF32", "1"}, {"HSA_XNACK", "1"}}));
+  EXPECT_EQ(plan.total_trials(), 12);
+  EXPECT_EQ(plan.timeout_per_trial, 0);
+  EXPECT_FALSE(plan.warmup_trial);
+  EXPECT_NE(make_request(plan, plan.cells[0], 0).fingerprint(), make_request(plan, plan.cells[0], 1).fingerprint());
+}
+
+TEST(Aorta, KeysThatDoNothingHereLeaveANote) {
+  for (const char* key :
+       {"step_time_regex: 'x'", "collect_paths: [a]", "hang_window_sec: 30", "hang_grace_period_at_start: 0",
+        "tier3_vram_growth: false", "redaction: {scrub_paths: true}"}) {
+    const std::string name = std::string(key).substr(0, std::string(key).find(':'));
+    EXPECT_NE(line_with(probe_of(key), "note: " + name + " does nothing here"), "") << key;
+  }
+  EXPECT_EQ(line_with(probe_of("collect_paths: []"), "collect_paths"), "");
+}
+
+TEST(Aorta, WhatTheirDeterminismRecipeSaysIsARace) {
+  const Plan plan = plan_of(
+      "workload: llm_determinism\nsteps: 1\nworkload_config: {hidden_size: 64, ffn_size: 96, num_heads: 4, seed: 7, "
+      "capture_dir: here, dtype: bf16}\ncells: [{name: a, workload_config: {num_layers: 3}}, {name: moe, "
+      "workload_config: "
+      "{num_experts: 4}}]");
+  EXPECT_EQ(plan.cells[0].race.model_dim, 64);
+  EXPECT_EQ(plan.cells[0].race.num_layers, 3);
+  EXPECT_EQ(plan.cells[0].race.seed, 7u);
+  EXPECT_EQ(plan.cells[0].race.verify_iterations, 2);
+  EXPECT_EQ(plan.cells[1].trials, 0);
+  EXPECT_NE(line_with(plan, "cell moe: not run"), "");
+  EXPECT_NE(line_with(plan, "not run: num_experts: 4"), "");
+  EXPECT_NE(line_with(plan, "note: hidden_size is model_dim here"), "");
+}
+
+std::vector<OutputPattern> patterns_of(const std::string& yaml) {
+  return read_patterns(validate(parse_yaml(yaml, "patterns.yaml"), patterns_schema()));
+}
+
+TEST(Patterns, SayWhatIsWrongWithAnOutput) {
+  const auto patterns = patterns_of(
+      "[{id: nan, match: {regex: 'loss=(?P<loss>nan|inf)'}}, {id: slow, match: {regex: 'slow'}, on_match: warn}, "
+      "{id: end, match: {regex: '^done$'}, required_for_pass: true}]");
+  EXPECT_EQ(scan(patterns, "step 1\ndone\n").wrong(), "");
+  EXPECT_EQ(scan(patterns, "slow\ndone").wrong(), "");
+  EXPECT_EQ(scan(patterns, "slow\ndone").matches.at(0).id, "slow");
+  EXPECT_EQ(scan(patterns, "a\nloss=nan now\ndone").wrong(), "pattern 'nan' met: loss=nan now");
+  EXPECT_EQ(scan(patterns, "loss=nan\ndone").capture.at("loss"), "nan");
+  EXPECT_EQ(scan(patterns, "nearly done").wrong(), "pattern 'end', which is required, met no line");
+}
+
+TEST(Patterns, TakeNoLongerThanTheLine) {
+  const auto patterns = patterns_of("[{id: a, match: {regex: '(a+)+b'}}]");
+  EXPECT_EQ(scan(patterns, std::string(2000, 'a')).wrong(), "");
+}
+
+TEST(Patterns, RefuseWhatIsNotRead) {
+  for (const char* one :
+       {"{id: a, match: {regex: '('}}", "{id: a, match: {regex: a, condition: 'exit_code == 1'}}",
+        "{id: a, match: {regex: '(a)\\1'}}", "{id: a, match: {regex: a}, on_match: info, required_for_pass: true}"})
+    EXPECT_THROW((void)patterns_of("[" + std::string(one) + "]"), UsageError) << one;
+  EXPECT_THROW((void)patterns_of("[{id: a, match: {regex: a}}, {id: a, match: {regex: b}}]"), UsageError);
 }
 
 TEST(Order, EveryBlockHoldsEveryCellOnceShuffled) {
@@ -162,35 +287,37 @@ TEST(Report, EscapesWhatItShows) {
   Plan plan = small();
   plan.name = "<script>alert(1)</script>";
   const Matrix matrix = summarise(plan, trials_of(9, 0, 1));
-  EXPECT_EQ(html(plan, matrix, {}).find("<script>"), std::string::npos);
+  EXPECT_EQ(markdown(plan, matrix).find("<script>"), std::string::npos);
 }
 
-// Trials wait for each other until as many run as there are slots: a campaign that ran fewer would hang here.
-class Gathering : public Executor {
+// Passes every trial, but none before three are running: a campaign that ran fewer would wait for ever.
+class Gathering : public trials::Executor {
  public:
   int slots() const override { return 3; }
-  TrialResult run(const TrialRequest& request, const std::filesystem::path&) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    most_ = std::max(most_, ++running_);
-    all_here_.notify_all();
-    all_here_.wait(lock, [&] { return most_ == 3; });
-    --running_;
-    if (request.cell == "ll") throw RuntimeFailure("planted");
-    TrialResult result;
-    result.verdict = TrialVerdict::kPass;
-    result.outcome = "completed";
-    result.result = {{"evidence", Json::array()}};
-    return result;
+  int64_t start(const trials::Task& task) override {
+    running_.push_back({++last_, task.folder});
+    most_ = std::max(most_, running_.size());
+    return last_;
   }
-  int most_ = 0;
+  trials::Event wait() override {
+    EXPECT_EQ(most_, 3u);
+    const auto [number, folder] = running_.front();
+    running_.pop_front();
+    const Json request = parse_json_text(read_file(folder / "request.json", 1 << 20), "request");
+    const Json result = {{"verdict", "pass"}, {"outcome", "completed"}, {"sentence", ""}, {"evidence", Json::array()}};
+    if (!broken_)
+      write_file_atomically(folder / "response.json", to_json_text({{"nonce", request["nonce"]}, {"result", result}}));
+    return {number, {}, trials::TaskEnd{.lost = broken_, .error = broken_ ? "planted" : ""}};
+  }
+  std::size_t most_ = 0;
+  bool broken_ = false;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable all_here_;
-  int running_ = 0;
+  std::deque<std::pair<int64_t, std::filesystem::path>> running_;
+  int64_t last_ = 0;
 };
 
-CampaignOptions in(const TemporaryDirectory& folder) {
+CampaignOptions in(const TemporaryFolder& folder) {
   CampaignOptions options;
   options.folder = folder.path() / "out";
   return options;
@@ -198,19 +325,22 @@ CampaignOptions in(const TemporaryDirectory& folder) {
 
 TEST(Campaign, FillsTheSlotsOfItsExecutorAndRecordsEveryTrialOnce) {
   const Plan plan = plan_of("trials: 4\nsteps: 5\nwarmup_trial: false\ncells: [{name: baseline}, {name: other}]");
-  const TemporaryDirectory folder;
+  const TemporaryFolder folder;
   Gathering executor;
   const CampaignResult result = run_campaign(plan, executor, in(folder));
-  EXPECT_EQ(executor.most_, 3);
   EXPECT_EQ(result.ran, 8);
   EXPECT_EQ(run_campaign(plan, executor, in(folder)).resumed, 8);
 }
 
-TEST(Campaign, AnExecutorThatFailsEndsItWhateverElseIsRunning) {
-  const Plan plan = plan_of("trials: 4\nsteps: 5\nwarmup_trial: false\ncells: [{name: baseline}, {name: ll}]");
-  const TemporaryDirectory folder;
+TEST(Campaign, TriesTrialsAgainThatWereLostWithTheirMachine) {
+  const Plan plan = plan_of("trials: 2\nsteps: 5\nwarmup_trial: false\ncells: [{name: baseline}, {name: ll}]");
+  const TemporaryFolder folder;
   Gathering executor;
-  EXPECT_THROW((void)run_campaign(plan, executor, in(folder)), RuntimeFailure);
+  executor.broken_ = true;
+  const CampaignResult result = run_campaign(plan, executor, in(folder));
+  EXPECT_EQ(result.ran, 4);
+  EXPECT_EQ(result.lost, 4 * (trials::kTriesOfATrial - 1));
+  EXPECT_EQ(result.matrix.cells.front().errors, 2);
 }
 
 TEST(Bisect, FindsASmallestSet) {
@@ -250,6 +380,19 @@ TEST(Bisect, NamesNoSetWithoutEnoughTrialsOfIt) {
   ASSERT_GT(cut.trials_each, 1);
   EXPECT_FALSE(cut.found);
   EXPECT_EQ(cut.sentence, "undecided after 17 trials; raise --max-trials");
+}
+
+TEST(Trial, OnlyTheCallersOwnLauncherGetsTheWholeEnvironment) {
+  ::setenv("AGENT_SOCKET_OF_A_TEST", "here", 1);
+  const TemporaryFolder folder("launched");
+  TrialRequest request;
+  const auto gets_it = [&] {
+    return ask(request, folder.path() / "trial").task().variables.contains("AGENT_SOCKET_OF_A_TEST");
+  };
+  EXPECT_FALSE(gets_it());
+  request.launch = race::typed_launch("ssh", "n1", "");
+  EXPECT_TRUE(gets_it());
+  ::unsetenv("AGENT_SOCKET_OF_A_TEST");
 }
 
 }  // namespace triage_test

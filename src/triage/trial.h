@@ -2,13 +2,12 @@
 // repeats it, and a time limit for the whole process group. Whatever happens, a trial ends and says how.
 #pragma once
 
-#include <atomic>
 #include <filesystem>
-#include <memory>
 #include <string>
 
 #include "triage/answer.h"
 #include "triage/plan.h"
+#include "trials/executor.h"
 
 namespace faultline::triage {
 
@@ -19,37 +18,30 @@ struct TrialRequest {
   int ranks = 2;
   std::string transport, device;
   Environment variables;
+  race::Launch launch;
   Json config;
   double timeout = 600;
+  std::vector<std::string> command;  // empty: a race
+  Json patterns = Json::array();     // of its output
+  Json rules = Json::object();       // on its files: trial_rules.h
+  bool environment_file = false;
 
   std::string fingerprint() const;  // of what decides the result; the timeout does not
 };
 
 TrialRequest make_request(const Plan& plan, const Cell& cell, int64_t index);
 
-// Where trials run: this machine, or a cluster (ray_executor.h).
-class Executor {
- public:
-  virtual ~Executor() = default;
-  virtual int slots() const {
-    return 1;
-  }  // trials that may run at the same time; run() is then called by as many threads
-  // `folder` exists and is empty; request.json, response.json and log.txt stay in it.
-  virtual TrialResult run(const TrialRequest& request, const std::filesystem::path& folder) = 0;
+// A trial as a task: `program race --trial FOLDER`, or `program triage trial FOLDER` where it is a command. Its folder
+// is made anew; request.json, response.json and log.txt lie in it, and of a command stdout.log and stderr.log.
+struct AskedTrial {
+  TrialRequest request;
+  std::filesystem::path folder;
+  std::string nonce;  // that the answer must repeat
+  double started = 0;
+  trials::Task task() const;
 };
-
-// How a trial's process ended, as waitpid tells it.
-struct Ended {
-  int status = 0;
-  bool timed_out = false, interrupted = false;
-};
-// Writes request.json. -> the nonce that its answer must repeat
-std::string write_request(const TrialRequest& request, const std::filesystem::path& folder);
+AskedTrial ask(TrialRequest request, const std::filesystem::path& folder);
 // What response.json and log.txt say, or how the process ended without an answer.
-TrialResult read_result(const Ended& ended, double timeout, const std::filesystem::path& folder,
-                        const std::string& nonce);
-
-// Starts `program race --trial FOLDER`. `interrupted` ends the trial that is running.
-std::unique_ptr<Executor> local_executor(std::filesystem::path program, const std::atomic<bool>* interrupted);
+TrialResult read_result(const AskedTrial& trial, const trials::TaskEnd& end);
 
 }  // namespace faultline::triage

@@ -26,9 +26,9 @@ def run_the_next_one():
 
 
 def arm(_torch):
-    from faultline import environment  # importing the package arms the plan
+    from faultline import armed  # importing the package arms the plan
 
-    environment.take_role("child")
+    armed.take_role("child")
 
 
 def is_launcher():

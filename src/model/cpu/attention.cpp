@@ -3,7 +3,7 @@
 // softmax of flash attention). Query heads that share a key/value head share its loads.
 #include "model/cpu/dispatch.h"
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 constexpr int64_t kChunk = 128;  // positions; a multiple of every vector length
@@ -160,4 +160,4 @@ void attend_cached(const AttentionArguments& a, int64_t first, int64_t last) {
   });
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

@@ -4,7 +4,7 @@
 #include "model/cpu/kernels.h"
 #include "model/cpu/vector.h"
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 
 template <class Function>
 FL_INLINE void dispatch(Storage storage, Function&& function) {
@@ -25,4 +25,4 @@ FL_INLINE typename Type::Storage* row_of(void* matrix, int64_t stride, int64_t r
   return static_cast<typename Type::Storage*>(matrix) + row * stride;
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace faultline::ops::cpu {
+namespace faultline::model::ops::cpu {
 
 enum class Storage : uint8_t { kFloat32, kBFloat16, kFloat16 };
 
@@ -103,7 +103,7 @@ struct Kernels {
   void (*sample)(const SampleArguments&, int64_t first_row, int64_t last_row, const SampleScratch&);
 };
 
-const Kernels& kernels();  // of base/instruction_set.h's choice
+const Kernels& kernels();  // of base/machine.h's choice
 
 namespace portable {
 extern const Kernels kKernels;
@@ -124,4 +124,4 @@ namespace armbf16 {
 extern const Kernels kKernels;
 }
 
-}  // namespace faultline::ops::cpu
+}  // namespace faultline::model::ops::cpu

@@ -4,7 +4,7 @@
 // (linear_tiles.h).
 #include "model/cpu/linear_tiles.h"
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 // How weights and prepared x meet: kStep elements at a time.
@@ -57,6 +57,22 @@ __attribute__((noinline)) void copy_edge(const typename Type::Storage* from, int
     for (int64_t j = 0; j < kStep; ++j) edge[i][j] = j < count ? from[i * stride + j] : typename Type::Storage{};
 }
 
+template <class Type, int kOutputs, int kRows>
+FL_INLINE void finish(const LinearArguments& a, const Vector (&sum)[kRows][kOutputs], int64_t n, int64_t m) {
+#pragma GCC unroll 6
+  for (int j = 0; j < kRows; ++j) {
+    auto* y = row_of<Type>(a.y, a.outputs, m + j) + n;
+    const Vector bias = a.bias != nullptr ? load<Type>(row_of<Type>(a.bias, 1, n), kOutputs) : Vector{};
+    if constexpr (kOutputs == 4) {
+      Four sums = add_lanes(sum[j]);
+      if (a.bias != nullptr) sums += first_four(bias);
+      store_four<Type>(y, sums);
+    } else {
+      store<Type>(y, bias + add_lanes(sum[j][0]), kOutputs);
+    }
+  }
+}
+
 // Outputs [n, n + kOutputs) of rows [m, m + kRows). The inner step stands once and its loops are unrolled early, so
 // that g++ keeps the sums in registers.
 template <class Type, int kOutputs, int kRows>
@@ -85,18 +101,50 @@ void multiply(const LinearArguments& a, int64_t n, int64_t m) {
       for (int i = 0; i < kOutputs; ++i) sum[j][i] = S::add_product(sum[j][i], w[i], x + j * padded + k);
     }
   }
+  finish<Type>(a, sum, n, m);
+}
+
+// Many rows: the weights of four outputs are widened once and stay in the first-level cache, so that a step is loads
+// and multiply-adds alone. The sums are added in the order of multiply(): the same bits.
+constexpr int64_t kWidenedInputs = 4096;
+constexpr int kTileRows = kLanes == 8 ? 3 : 6;  // what sixteen registers hold, or thirty-two
+
+template <class Type>
+void widen(const typename Type::Storage* weight, int64_t inputs, int64_t padded, float* to) {
+  for (int i = 0; i < 4; ++i)
+    for (int64_t k = 0; k < padded; k += kLanes)
+      Float32::store(to + i * padded + k, load<Type>(weight + i * inputs + k, smaller(inputs - k, kLanes)));
+}
+
+template <class Type, int kRows>
+void multiply_widened(const LinearArguments& a, const float* weight, int64_t padded, int64_t n, int64_t m) {
+  const auto* x = static_cast<const float*>(a.prepared) + m * padded;
+  Vector sum[kRows][4] = {};
+  for (int64_t k = 0; k < padded; k += kLanes) {
+    Vector rows[kRows];
+#pragma GCC unroll 6
+    for (int j = 0; j < kRows; ++j) rows[j] = Float32::load(x + j * padded + k);
 #pragma GCC unroll 4
-  for (int j = 0; j < kRows; ++j) {
-    Vector y = {};
-    if constexpr (kOutputs == 4) {
-      const Four sums = add_lanes(sum[j]);
-      __builtin_memcpy(&y, &sums, sizeof sums);
-    } else {
-      y[0] = add_lanes(sum[j][0]);
+    for (int i = 0; i < 4; ++i) {
+      const Vector w = Float32::load(weight + i * padded + k);
+#pragma GCC unroll 6
+      for (int j = 0; j < kRows; ++j) sum[j][i] = multiply_add(w, rows[j], sum[j][i]);
     }
-    if (a.bias != nullptr) y += load<Type>(row_of<Type>(a.bias, 1, n), kOutputs);
-    store<Type>(row_of<Type>(a.y, a.outputs, m + j) + n, y, kOutputs);
   }
+  finish<Type>(a, sum, n, m);
+}
+
+// Whether rows [m, last) of four outputs were done so.
+template <class Type>
+bool multiply_many(const LinearArguments& a, int64_t n, int64_t m, int64_t last) {
+  const int64_t padded = padded_inputs<Type>(a);
+  if (Scheme<Type>::kStep != kLanes || last - m < 2 * kTileRows || padded > kWidenedInputs) return false;
+  alignas(64) float widened[4 * kWidenedInputs];
+  widen<Type>(row_of<Type>(a.weight, a.inputs, n), a.inputs, padded, widened);
+  for (; m + kTileRows <= last; m += kTileRows) multiply_widened<Type, kTileRows>(a, widened, padded, n, m);
+  for (; m + 2 <= last; m += 2) multiply_widened<Type, 2>(a, widened, padded, n, m);
+  if (m < last) multiply_widened<Type, 1>(a, widened, padded, n, m);
+  return true;
 }
 
 template <class Type, int kOutputs>
@@ -135,14 +183,15 @@ void linear(const LinearArguments& a, int64_t first, int64_t last) {
     using Type = decltype(type);
     constexpr auto kBytes = static_cast<int64_t>(sizeof(typename Scheme<Type>::Prepared));
     const int64_t end = smaller(last * kLinearBlock, a.outputs);
-    const int64_t at_once = rows_at_once(padded_inputs<Type>(a) * kBytes, 4);
+    const int64_t at_once = rows_at_once(a.rows, padded_inputs<Type>(a) * kBytes, 4);
     for (int64_t m = 0; m < a.rows; m += at_once) {
       const int64_t last_row = smaller(m + at_once, a.rows);
       int64_t n = first * kLinearBlock;
-      for (; n + 4 <= end; n += 4) multiply_rows<Type, 4>(a, n, m, last_row);
+      for (; n + 4 <= end; n += 4)
+        if (!multiply_many<Type>(a, n, m, last_row)) multiply_rows<Type, 4>(a, n, m, last_row);
       for (; n < end; ++n) multiply_rows<Type, 1>(a, n, m, last_row);
     }
   });
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

@@ -7,7 +7,7 @@
 
 #if defined(__AMX_BF16__)
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 constexpr int64_t kTileRows = 16, kTileInputs = 32, kTileBytes = 1024, kLine = 64;
@@ -128,7 +128,8 @@ void tiles_prepare(const LinearArguments& a) {
 void tiles_linear(const LinearArguments& a, int64_t first, int64_t last) {
   const TileConfiguration configuration;
   _tile_loadconfig(&configuration);
-  const int64_t tiles = row_tiles(a), at_once = rows_at_once(input_tiles(a) * kTileBytes, 2);
+  const int64_t tiles = row_tiles(a);
+  const int64_t at_once = rows_at_once(tiles, input_tiles(a) * kTileBytes, 2);
   for (int64_t first_tile = 0; first_tile < tiles; first_tile += at_once) {
     const int64_t last_tile = smaller(first_tile + at_once, tiles);
     for (int64_t block = first; block < last; ++block) {
@@ -145,6 +146,6 @@ void tiles_linear(const LinearArguments& a, int64_t first, int64_t last) {
   _tile_release();
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA
 
 #endif

@@ -8,7 +8,7 @@
 
 #include <arm_neon.h>
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 constexpr int64_t kStep = 8;  // inputs
@@ -124,13 +124,13 @@ void tiles_prepare(const LinearArguments& a) {
 
 void tiles_linear(const LinearArguments& a, int64_t first, int64_t last) {
   const int64_t end = smaller(last * kLinearBlock, a.outputs), pairs = row_pairs(a);
-  const int64_t at_once = rows_at_once(4 * padded_inputs(a), kRowPairs);
+  const int64_t at_once = rows_at_once(pairs, 4 * padded_inputs(a), kRowPairs);
   for (int64_t pair = 0; pair < pairs; pair += at_once) {
     for (int64_t n = first * kLinearBlock; n < end; n += kOutputs)
       multiply_pairs(a, n, pair, smaller(pair + at_once, pairs));
   }
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "model/cpu/dispatch.h"
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 
 #if defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 FL_INLINE bool takes_tiles(const LinearArguments& a) { return a.storage == Storage::kBFloat16; }
@@ -19,12 +19,13 @@ FL_INLINE void tiles_prepare(const LinearArguments&) {}
 FL_INLINE void tiles_linear(const LinearArguments&, int64_t, int64_t) {}
 #endif
 
-// How many rows of x go through all outputs before the next ones do: as many as stay in the second-level cache. A
-// product of many rows would otherwise fetch all of x again for every few outputs.
-FL_INLINE int64_t rows_at_once(int64_t bytes_of_row, int64_t step) {
+// How many rows of x go through all outputs before the next ones do: as many as stay in the second-level cache, in even
+// shares. A product of many rows would otherwise fetch all of x again for every few outputs.
+FL_INLINE int64_t rows_at_once(int64_t rows, int64_t bytes_of_row, int64_t step) {
   constexpr int64_t kCacheBytes = 256 << 10;
-  const int64_t rows = kCacheBytes / (bytes_of_row > 0 ? bytes_of_row : 1) / step * step;
-  return rows > step ? rows : step;
+  int64_t most = kCacheBytes / (bytes_of_row > 0 ? bytes_of_row : 1) / step * step;
+  most = most > step ? most : step;
+  return rows > most ? ceiling(ceiling(rows, ceiling(rows, most)), step) * step : most;
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

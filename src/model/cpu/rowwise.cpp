@@ -1,7 +1,7 @@
 // Norm, activation and rotary embedding: a row in, a row out, in fp32, rounded once.
 #include "model/cpu/dispatch.h"
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 template <class Type, class Scalar = typename Type::Storage>
@@ -96,4 +96,4 @@ void rotary(const RotaryArguments& a, int64_t first, int64_t last) {
   });
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

@@ -1,11 +1,10 @@
 // The next token of a row, exactly as Note [Sampling] in model/sampling.h defines it. Where top_k or top_p end the list
 // is found by counting: a histogram of the order's leading bits says in which bin the end falls, and that bin is looked
 // at again with the next bits.
+#include "model/cpu/dispatch.h"
 #include "model/sampling.h"
 
-#include "model/cpu/dispatch.h"
-
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 namespace {
 
 constexpr int64_t kBlock = 64;  // tokens
@@ -191,4 +190,4 @@ void sample(const SampleArguments& a, int64_t first, int64_t last, const SampleS
   });
 }
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

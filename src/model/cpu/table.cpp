@@ -4,7 +4,7 @@
 #define FL_STRING(name) #name
 #define FL_NAME(name) FL_STRING(name)
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 
 void rms_norm(const NormArguments&, int64_t, int64_t);
 void swiglu(const SwigluArguments&, int64_t, int64_t);
@@ -19,4 +19,4 @@ extern const Kernels kKernels;
 const Kernels kKernels = {FL_NAME(FAULTLINE_ISA), rms_norm,       swiglu, rotary, attend_cached,
                           linear_prepared_bytes,  linear_prepare, linear, sample};
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

@@ -14,7 +14,7 @@
 
 #define FL_INLINE inline __attribute__((always_inline))
 
-namespace faultline::ops::cpu::FAULTLINE_ISA {
+namespace faultline::model::ops::cpu::FAULTLINE_ISA {
 
 #if defined(__AVX512F__)
 inline constexpr int kLanes = 16;
@@ -172,6 +172,28 @@ FL_INLINE void store(typename Type::Storage* to, Vector v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = padded[i];
 }
 
+// Four elements at once, past the detour over memory.
+template <class Type>
+FL_INLINE void store_four(typename Type::Storage* to, Four v) {
+  if constexpr (sizeof(typename Type::Storage) == sizeof(float)) {
+    __builtin_memcpy(to, &v, sizeof v);
+  } else {
+    Vector wide = {};
+    for (int i = 0; i < 4; ++i) wide[i] = v[i];
+    store<Type>(to, wide, 4);
+  }
+}
+template <>
+FL_INLINE void store_four<BFloat16>(uint16_t* to, Four v) {
+  typedef uint32_t FourWords __attribute__((vector_size(16)));
+  typedef uint16_t FourHalves __attribute__((vector_size(8)));
+  const auto bits = reinterpret_cast<FourWords>(v);
+  const FourWords rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16, nan = FourWords{} + 0x7FC0u;
+  const auto halves = __builtin_convertvector((bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded, FourHalves);
+  __builtin_memcpy(to, &halves, sizeof halves);
+}
+FL_INLINE Four first_four(Vector v) { return Four{v[0], v[1], v[2], v[3]}; }
+
 // e^x, about 1 ulp: 2^n times a polynomial (Cephes' expf) in the rest, |rest| <= ln 2 / 2. NaN stays NaN; beyond the
 // limits the result is 0 or infinity.
 FL_INLINE Vector exponential(Vector x) {
@@ -221,4 +243,4 @@ FL_INLINE void transpose(__m512 (&row)[16]) {
 }
 #endif
 
-}  // namespace faultline::ops::cpu::FAULTLINE_ISA
+}  // namespace faultline::model::ops::cpu::FAULTLINE_ISA

@@ -1,7 +1,7 @@
 // SwiGLU and its gradient: eight outputs a thread.
 #include "model/cuda/element.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -82,4 +82,4 @@ void swiglu_backward(Element element, const void* grad, const void* gate_up, int
   });
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

@@ -9,7 +9,7 @@
 
 #include "model/cuda/element.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 
 inline constexpr int kAttendHeads = 8, kMostSplits = 64, kClusterSplits = 8, kCombineThreads = 128;
 inline constexpr int64_t kMultiprocessors = 132, kShortContext = 2048;
@@ -224,4 +224,4 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(AttendArgument
   }
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

@@ -6,7 +6,7 @@
 #include "model/cuda/attend.cuh"
 #include "model/cuda/mma.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 namespace {
 
 constexpr int kTile = 16;  // keys
@@ -172,6 +172,7 @@ __global__ void __launch_bounds__(32 * kWarps, kSlabs <= 2 ? 4 : 1)
     if (next < share.end) tile.load_keys(keys + int64_t{kTile} * next * size, share.length - kTile * next, size);
     running.add_values(tile);
   }
+  // The warps' partial results meet in shared memory.
   const WarpResults<kWarps> results(shared, a.head_size);
   keep_results(running, size, results);
   __syncthreads();
@@ -199,6 +200,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_fp32_kernel(AttendArgument
       query[h][i] = h < share.heads && column < a.head_size ? from[h * a.head_size + column] : 0.0f;
     }
   }
+  // Each warp takes every kWarps-th position: scores, running maximum, weighted sum of the values.
   const float scale = a.scale * 1.44269504f;
   for (int index = share.begin + warp; index < share.end; index += kWarps) {
     const float* key = static_cast<const float*>(a.key_cache) + share.cache_offset + int64_t{index} * a.head_size;
@@ -291,4 +293,4 @@ void attend_cached(const AttendArguments& a, void* stream) {
   }
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

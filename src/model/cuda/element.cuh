@@ -9,7 +9,7 @@
 #include "model/cuda/kernels.h"
 #include "model/cuda/launch.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 
 template <class Function>
 void dispatch(Element element, Function&& function) {
@@ -108,4 +108,4 @@ inline unsigned blocks_of(int64_t units, int64_t per_block) {
   return static_cast<unsigned>((units + per_block - 1) / per_block);
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

@@ -13,7 +13,7 @@
 #include <atomic>
 #endif
 
-namespace faultline {
+namespace faultline::model {
 #ifdef FAULTLINE_WITH_CUDA
 namespace {
 
@@ -174,4 +174,4 @@ DecodeGraph::~DecodeGraph() = default;
 DecodeGraph::DecodeGraph(DecodeGraph&&) noexcept = default;
 DecodeGraph& DecodeGraph::operator=(DecodeGraph&&) noexcept = default;
 
-}  // namespace faultline
+}  // namespace faultline::model

@@ -9,7 +9,7 @@
 #include <functional>
 #include <memory>
 
-namespace faultline {
+namespace faultline::model {
 
 class DecodeGraph {
  public:
@@ -33,4 +33,4 @@ class DecodeGraph {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace faultline
+}  // namespace faultline::model

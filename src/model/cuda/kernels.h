@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 
 enum class Element : uint8_t { kFloat32, kBFloat16, kFloat16 };
 
@@ -117,4 +117,4 @@ struct SampleArguments {
 int64_t sample_scratch(int64_t batch);
 void sample(const SampleArguments& a, void* stream);
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

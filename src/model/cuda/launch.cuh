@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 
 __device__ __forceinline__ void begin_kernel() {
 #if __CUDA_ARCH__ >= 900
@@ -79,4 +79,4 @@ void launch(const char* name, void (*kernel)(Formal...), dim3 grid, dim3 block, 
   launch_cluster(name, kernel, grid, block, 1, shared_bytes, stream, arguments...);
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

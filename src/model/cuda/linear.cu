@@ -6,7 +6,7 @@
 // longer than it saves. Other types and odd shapes: a warp an output, in plain fp32.
 #include "model/cuda/mma.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 namespace {
 
 constexpr int kWarps = 8, kAhead = 6, kOutputs = 8;
@@ -123,4 +123,4 @@ void few_rows_linear(const LinearArguments& a, void* stream) {
   });
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

@@ -10,7 +10,7 @@
 
 #include "model/cuda/element.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 
 template <class T>
 __device__ __forceinline__ void multiply_add(float (&d)[2], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1);
@@ -43,4 +43,4 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return value;
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

@@ -2,7 +2,7 @@
 // the width alone, so the fused and the separate form agree to the bit.
 #include "model/cuda/element.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 namespace {
 
 template <class T>
@@ -163,4 +163,4 @@ void rms_norm_backward(const NormGradient& a, void* stream) {
          a.width);
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

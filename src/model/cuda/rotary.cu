@@ -2,7 +2,7 @@
 // elements a thread (the rotation takes eight of each half).
 #include "model/cuda/element.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -91,4 +91,4 @@ void store_kv(const StoreArguments& a, void* stream) {
   }
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

@@ -4,7 +4,7 @@
 // kernels. This file is compiled without contraction.
 #include "model/cuda/sample.cuh"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 namespace {
 
 // Reads the chunk's eight logits of this thread as usable logits; `count` of them exist.
@@ -228,4 +228,4 @@ void sample(const SampleArguments& a, void* stream) {
   });
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

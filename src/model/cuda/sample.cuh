@@ -5,7 +5,7 @@
 #include "model/cuda/element.cuh"
 #include "model/sampling.h"
 
-namespace faultline::ops::cuda {
+namespace faultline::model::ops::cuda {
 
 inline constexpr int kSampleThreads = 256, kChunk = kSampleThreads * kOctet, kBins = 2048;
 inline constexpr int kMostChunks = 128;  // of a block
@@ -168,4 +168,4 @@ __device__ __forceinline__ int64_t ties_kept(const Cut& cut, uint64_t weight) {
   return by_mass < cut.tokens ? by_mass : cut.tokens;
 }
 
-}  // namespace faultline::ops::cuda
+}  // namespace faultline::model::ops::cuda

@@ -11,7 +11,7 @@
 #include <arm_neon.h>
 #endif
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 #if defined(__AVX512F__)
@@ -129,4 +129,4 @@ uint64_t checksum(const void* data, int element_size, int64_t first, int64_t las
 }
 
 }  // namespace FAULTLINE_ISA
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

@@ -5,7 +5,7 @@
 #include "numeric/dtype.h"
 #include "numeric/ledger.h"
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 template <class Type>
@@ -141,4 +141,4 @@ void write_partial(const Lanes<Value>& lanes, SegmentPartial& partial) {
 }
 
 }  // namespace
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

@@ -8,7 +8,7 @@
 #include "numeric/cpu/relative_gaussian.h"
 #endif
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 template <class Type>
@@ -256,4 +256,4 @@ void fault(const FaultArguments& a, const Traversal& traversal, int64_t first, i
 }
 
 }  // namespace FAULTLINE_ISA
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

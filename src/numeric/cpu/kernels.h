@@ -8,7 +8,7 @@
 #include "numeric/quantize_arguments.h"
 #include "numeric/statistics.h"
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 
 struct Kernels {
   const char* name;
@@ -31,7 +31,7 @@ struct Kernels {
   uint64_t (*checksum)(const void* data, int element_size, int64_t first, int64_t last);
 };
 
-const Kernels& kernels();  // of base/instruction_set.h's choice
+const Kernels& kernels();  // of base/machine.h's choice
 
 namespace portable {
 extern const Kernels kKernels;
@@ -46,4 +46,4 @@ namespace neon {
 extern const Kernels kKernels;
 }
 
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

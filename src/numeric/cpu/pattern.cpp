@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 constexpr int64_t kBlock = 512;
@@ -94,4 +94,4 @@ namespace FAULTLINE_ISA {
 const PatternKernels kPatternKernels = {fill, check};
 }  // namespace FAULTLINE_ISA
 
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

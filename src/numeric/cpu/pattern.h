@@ -4,7 +4,7 @@
 
 #include "numeric/pattern.h"
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 
 struct PatternKernels {
   void (*fill)(const Pattern&, uint32_t first, int64_t elements, void* data);
@@ -26,4 +26,4 @@ namespace neon {
 extern const PatternKernels kPatternKernels;
 }
 
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

@@ -5,7 +5,7 @@
 #include "numeric/cpu/kernels.h"
 #include "numeric/formats.h"
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 // Where a chunk of the padded traversal lies in the tensor.
@@ -192,4 +192,4 @@ void tile_ranges(Dtype dtype, const void* data, int64_t rows, int64_t columns, i
 }
 
 }  // namespace FAULTLINE_ISA
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

@@ -15,7 +15,7 @@
 #include "numeric/cpu/relative_gaussian_neon.h"
 #endif
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 constexpr int kGroup = 32;  // chunks that add_tree adds by halving, and that the strength sample takes or leaves
@@ -162,4 +162,4 @@ void relative_gaussian_segments(const FaultArguments& a, const Traversal& traver
 }
 
 }  // namespace
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

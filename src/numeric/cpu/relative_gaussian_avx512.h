@@ -12,7 +12,7 @@
 #include "numeric/arithmetic.h"
 #include "numeric/ledger.h"
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 template <class Type>
@@ -186,4 +186,4 @@ inline Vector larger(Vector a, Vector b) { return _mm512_max_ps(a, b); }
 inline float largest(Vector a) { return _mm512_reduce_max_ps(a); }
 
 }  // namespace
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

@@ -10,7 +10,7 @@
 #include "numeric/arithmetic.h"
 #include "numeric/ledger.h"
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 template <class Type>
@@ -277,4 +277,4 @@ inline double add_group(const float* chunks) {
 }
 
 }  // namespace
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

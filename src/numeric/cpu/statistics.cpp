@@ -3,7 +3,7 @@
 
 #include "numeric/cpu/kernels.h"
 
-namespace faultline::cpu {
+namespace faultline::numeric::cpu {
 namespace {
 
 struct Sums {
@@ -138,4 +138,4 @@ void segment_sums(const ReferenceArguments& r, const Traversal& traversal, int64
 }
 
 }  // namespace FAULTLINE_ISA
-}  // namespace faultline::cpu
+}  // namespace faultline::numeric::cpu

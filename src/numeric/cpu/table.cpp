@@ -4,7 +4,7 @@
 #define FL_STRING(name) #name
 #define FL_NAME(name) FL_STRING(name)
 
-namespace faultline::cpu::FAULTLINE_ISA {
+namespace faultline::numeric::cpu::FAULTLINE_ISA {
 
 void fault(const FaultArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
 void quantize(const QuantizeArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
@@ -20,4 +20,4 @@ extern const Kernels kKernels;
 const Kernels kKernels = {FL_NAME(FAULTLINE_ISA), fault,        quantize,     row_ranges, tile_ranges, row_reference,
                           column_reference,       segment_sums, digest_tiles, checksum};
 
-}  // namespace faultline::cpu::FAULTLINE_ISA
+}  // namespace faultline::numeric::cpu::FAULTLINE_ISA

@@ -8,7 +8,7 @@
 #include "numeric/cuda/pairs.cuh"
 #include "numeric/formats.h"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 
 struct BlockFormatArguments {
   int64_t elements;
@@ -54,7 +54,7 @@ __device__ __noinline__ Scale nvfp4_exact_scale(float amax, Nvfp4Global global, 
 
 __device__ __forceinline__ Scale nvfp4_block_scale(float amax, float per_amax, const float2* table,
                                                    const Nvfp4Global& global, bool normal_scales) {
-  const uint32_t bits = __float_as_uint(amax * per_amax), index = (bits + 0x80000u >> 20) - kFirstScale;
+  const uint32_t bits = __float_as_uint(amax * per_amax), index = ((bits + 0x80000u) >> 20) - kFirstScale;
   const uint32_t from_tie = (bits & 0xFFFFFu) - (0x80000u - 16u);
   if (index < kScales && from_tie > 32u) {
     const float2 entry = table[index];
@@ -186,4 +186,4 @@ void launch_block_format(const QuantizeArguments& q, const Traversal& traversal,
 #undef FL_LAUNCH
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

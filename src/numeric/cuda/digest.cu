@@ -1,11 +1,10 @@
 // Digest and checksum on a GPU. A block hashes every n-th tile: a thread keeps its sixteen keys in registers and runs
 // Horner's rule with beta = alpha^n, so that the launch shape cancels out; blocks' sums meet in two 64-bit words, since
 // a sum of residues would overflow one.
+#include "numeric/cuda/evidence.cuh"
 #include "numeric/digest.h"
 
-#include "numeric/cuda/evidence.cuh"
-
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 namespace {
 
 constexpr int kLoads = 4;  // 16-byte loads of a thread in a tile: 256 * 4 * 16 bytes = 16 KiB
@@ -190,4 +189,4 @@ void checksum(const void* data, int element_size, int64_t elements, uint64_t* re
   check_launch("checksum");
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

@@ -11,7 +11,7 @@
 #include "numeric/cuda/kernels.h"
 #include "numeric/dtype.h"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 
 inline constexpr int kThreads = kTileChunks;
 
@@ -20,13 +20,36 @@ inline void check_launch(const char* kernel) {
   if (error != cudaSuccess) throw RuntimeFailure(std::string(kernel) + ": " + cudaGetErrorString(error));
 }
 
+bool kernels_overlap();  // on the current device (gaussian.cu)
+
+// Note [Overlap]
+// A fault kernel is launched so that it may begin while the kernel before it ends (programmatic dependent launch): what
+// it costs beside small products is mostly the time between kernels. It waits in begin(), before which it may read
+// nothing that a kernel writes. In vLLM's graphs at batch 1 a step took 2.17 ms so and 2.37 without (1.89 clean).
+
 // One fault kernel: a block for each segment.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), const Traversal& traversal, cudaStream_t stream,
             const Arguments&... arguments) {
-  kernel<<<static_cast<unsigned>(traversal.segments), kThreads, 0, stream>>>(arguments...);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(traversal.segments));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = kernels_overlap() ? 1 : 0;
+  (void)cudaLaunchKernelEx(&config, kernel, arguments...);
   check_launch(name);
 }
+
+// Shared memory has no constructors: room for values of a type that has one.
+template <class Type, int kCount>
+struct SharedRoom {
+  alignas(Type) unsigned char bytes[kCount * sizeof(Type)];
+  __device__ __forceinline__ Type& operator[](int i) { return reinterpret_cast<Type*>(bytes)[i]; }
+};
 
 struct LaneEvidence {
   float sum_abs[kChunk] = {};
@@ -136,7 +159,11 @@ __device__ __forceinline__ bool is_last_block(uint32_t* ticket) {
   return last;
 }
 
+// The begin of every fault kernel (Note [Overlap]).
 __device__ __forceinline__ Control begin(const Control& given, const Evidence& evidence) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
   return evidence.control != nullptr ? started(*evidence.control) : given;
 }
 
@@ -198,4 +225,4 @@ __device__ __forceinline__ void store_chunk(Bits* data, int64_t first, int count
   }
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

@@ -7,7 +7,7 @@
 #include "numeric/cuda/evidence.cuh"
 #include "numeric/cuda/relative_gaussian.cuh"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 
 template <int kEntries>
 __device__ __forceinline__ void load_table(const Segment* from, float scale, bool scaled, Segment* table) {
@@ -177,4 +177,4 @@ void launch_fault(const FaultArguments& a, const Traversal& traversal, void* dat
 #undef FL_LAUNCH
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

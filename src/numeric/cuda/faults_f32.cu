@@ -1,11 +1,11 @@
 // The fault kernels for one dtype; a file each, so that they compile in parallel.
 #include "numeric/cuda/faults.cuh"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 
 void fault_f32(const FaultArguments& a, const Traversal& traversal, void* data, const Evidence& evidence,
                cudaStream_t stream) {
   launch_fault<Float32>(a, traversal, data, evidence, stream);
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

@@ -1,7 +1,9 @@
 // The tables of the normal deviates in device memory, and the entry point of the fault kernels.
+#include <optional>
+
 #include "numeric/cuda/faults.cuh"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 namespace {
 
 __device__ const Segment kTable16[kSegments16] = {
@@ -15,25 +17,39 @@ __device__ const Segment kTable32[kSegments32] = {
 #undef FL_GAUSSIAN_32
 };
 
-// Module addresses differ per device; a thread looks each up once.
-template <class Symbol>
-const Segment* address_of(const Symbol& symbol) {
-  thread_local std::vector<const Segment*> known;
+// What differs per device and never changes there; a thread looks each up once.
+template <class Value, class Find>
+const Value& of_device(std::vector<std::optional<Value>>& known, const Find& find) {
   int device = 0;
   (void)cudaGetDevice(&device);
   if (known.size() <= static_cast<std::size_t>(device)) known.resize(static_cast<std::size_t>(device) + 1);
-  const Segment*& address = known[static_cast<std::size_t>(device)];
-  if (address == nullptr) {
+  std::optional<Value>& value = known[static_cast<std::size_t>(device)];
+  if (!value) value = find(device);
+  return *value;
+}
+
+template <class Symbol>
+const Segment* address_of(const Symbol& symbol) {
+  thread_local std::vector<std::optional<const Segment*>> known;
+  return of_device(known, [&](int) {
     void* found = nullptr;
     const cudaError_t error = cudaGetSymbolAddress(&found, symbol);
     if (error != cudaSuccess)
       throw RuntimeFailure(std::string("cannot find the table of deviates: ") + cudaGetErrorString(error));
-    address = static_cast<const Segment*>(found);
-  }
-  return address;
+    return static_cast<const Segment*>(found);
+  });
 }
 
 }  // namespace
+
+bool kernels_overlap() {
+  thread_local std::vector<std::optional<bool>> known;
+  return of_device(known, [](int device) {
+    int major = 0;
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+  });
+}
 
 const Segment* device_table16() { return address_of(kTable16); }
 const Segment* device_table32() { return address_of(kTable32); }
@@ -67,4 +83,4 @@ void fault(const FaultArguments& a, const Traversal& traversal, void* data, cons
   }
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

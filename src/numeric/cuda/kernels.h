@@ -4,10 +4,11 @@
 
 #include "numeric/arguments.h"
 #include "numeric/ledger.h"
+#include "numeric/pattern.h"
 #include "numeric/quantize_arguments.h"
 #include "numeric/statistics.h"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 
 // Where evidence goes. Device pointers, both optional: without `ledger` nothing is counted, without `control` the
 // values in the arguments count.
@@ -40,4 +41,11 @@ void release(void* memory);  // nothing is said where the driver is shutting dow
 void digest(const void* bytes, int64_t size, int64_t pieces, const uint32_t* keys, uint64_t* state, void* stream);
 void checksum(const void* data, int element_size, int64_t elements, uint64_t* result, void* stream);  // result zeroed
 
-}  // namespace faultline::cuda
+// The pattern kernels of a GPU behind plain functions; see numeric/pattern.h. Nothing here synchronises.
+
+void fill_pattern(const Pattern& pattern, int64_t elements, void* data, void* stream);
+// Adds to `row`, which lies in device memory and starts as zeros.
+void check_pattern(const Pattern& pattern, uint32_t poison, int64_t elements, const void* data, PatternCheck* row,
+                   void* stream);
+
+}  // namespace faultline::numeric::cuda

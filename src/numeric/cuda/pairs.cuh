@@ -8,7 +8,7 @@
 
 #include "numeric/cuda/evidence.cuh"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 
 template <class Type>
 struct Pair;
@@ -147,4 +147,4 @@ struct RareCounts {
   }
 };
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

@@ -1,14 +1,13 @@
 // Patterns on a GPU: one pass over the buffer; an element that differs is accounted with integer atomics, which a clean
 // buffer never executes.
-#include "numeric/cuda/pattern.h"
-
 #include <cuda_runtime.h>
 
 #include <string>
 
 #include "base/error.h"
+#include "numeric/cuda/kernels.h"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -85,4 +84,4 @@ void check_pattern(const Pattern& pattern, uint32_t poison, int64_t elements, co
   check_launch("check_pattern");
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

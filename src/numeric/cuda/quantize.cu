@@ -5,7 +5,7 @@
 #include "numeric/cuda/evidence.cuh"
 #include "numeric/formats.h"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 namespace {
 
 __device__ __forceinline__ void merge(UnitRange& range, float x) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kChunk; ++j) merge(range, Type::value(values.bits[j]));
   }
   merge_across(range, 32);
-  __shared__ UnitRange shared[kThreads / 32];
+  __shared__ SharedRoom<UnitRange, kThreads / 32> shared;
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = range;
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -234,4 +234,4 @@ void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const voi
     launch_ranges<Float16>(granularity, amax_only, data, rows, columns, ranges, cuda_stream);
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

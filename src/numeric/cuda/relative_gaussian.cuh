@@ -6,7 +6,7 @@
 #include "numeric/arithmetic.h"
 #include "numeric/cuda/pairs.cuh"
 
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 
 // What the kernel needs of FaultArguments: small, because arguments are part of a launch's cost.
 struct RelativeGaussianArguments {
@@ -115,4 +115,4 @@ void launch_relative_gaussian(const FaultArguments& full, const Traversal& trave
   launch("relative_gaussian", kernel, traversal, stream, a, traversal, static_cast<uint4*>(data), table, evidence);
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

@@ -1,10 +1,9 @@
 // Row, channel and tensor statistics on a GPU, in the order that statistics.h fixes: a warp a row, a thread a channel
 // of a group of rows, a block a segment of the tensor.
+#include "numeric/cuda/evidence.cuh"
 #include "numeric/statistics.h"
 
-#include "numeric/cuda/evidence.cuh"
-
-namespace faultline::cuda {
+namespace faultline::numeric::cuda {
 namespace {
 
 __device__ __forceinline__ double warp_add(double value) {
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // 256 threads -> one, by the tree of ledger.h; the result is thread 0's.
 __device__ __forceinline__ Sums block_fold(Sums total) {
-  __shared__ Sums warps[kThreads / 32];
+  __shared__ SharedRoom<Sums, kThreads / 32> warps;
   total = warp_fold(total);
   __syncthreads();
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = total;
@@ -220,4 +219,4 @@ void reference(const ReferenceArguments& r, Axis axis, const void* data, double*
   if (r.dtype == Dtype::kFloat16) launch_reference<Float16>(r, axis, data, scratch, out, cuda_stream);
 }
 
-}  // namespace faultline::cuda
+}  // namespace faultline::numeric::cuda

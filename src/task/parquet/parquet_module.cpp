@@ -16,11 +16,13 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "task/parquet/interface.h"
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using faultline::Json;
+
 using arrow::internal::checked_cast;
 
 constexpr int64_t kMaxRows = 10'000'000;
@@ -141,7 +143,7 @@ arrow::Result<std::string> read_rows(const std::string& file, const std::vector<
   return text;
 }
 
-int hand_over(std::string_view result, int code, char** text, std::size_t* size) {
+int return_result(std::string_view result, int code, char** text, std::size_t* size) {
   *text = static_cast<char*>(std::malloc(result.size() + 1));
   if (*text == nullptr) return 1;
   std::memcpy(*text, result.data(), result.size());
@@ -158,12 +160,12 @@ int faultline_parquet_rows(const char* file, const char* const* columns, std::si
   *size = 0;
   try {
     const auto rows = read_rows(file, {columns, columns + column_count});
-    if (!rows.ok()) return hand_over("not readable as parquet: " + rows.status().message(), 1, text, size);
-    return hand_over(*rows, 0, text, size);
+    if (!rows.ok()) return return_result("not readable as parquet: " + rows.status().message(), 1, text, size);
+    return return_result(*rows, 0, text, size);
   } catch (const std::exception& error) {
-    return hand_over(std::string_view(error.what()), 1, text, size);
+    return return_result(std::string_view(error.what()), 1, text, size);
   } catch (...) {
-    return hand_over("an unknown error", 1, text, size);
+    return return_result("an unknown error", 1, text, size);
   }
 }
 
