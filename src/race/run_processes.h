@@ -32,7 +32,7 @@ RunResult run_processes(const Node& node, const Config& config, const RunOptions
 // What a rank has left in the store; false: nothing yet.
 bool add_published_evidence(RunResult& result, c10d::Store& store, int rank);
 
-void check_transport(const std::string& transport, at::Device device);             // UsageError
+void check_transport(const std::string& transport, at::Device device);  // UsageError
 // What the command line asked for: joined where the environment says so, else threads, gloo or nccl.
 RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options);
 

@@ -54,7 +54,8 @@ struct Setting {
 
 template <class Run>
 Outcome outcome(const at::Tensor& input, const Rule& rule, const Setting& setting, const Run& run) {
-  Outcome o{input.clone(), make_ledger(at::kCPU), make_control(at::kCPU, rule, {setting.step, 0, {}})};
+  const at::Device device = input.device();
+  Outcome o{input.clone(), make_ledger(device), make_control(device, rule, {setting.step, 0, {}})};
   const Keys keys = make_keys({42, "layers.3.mlp.down_proj", 1}, rule.name);
   CallTensors tensors;
   if (setting.counted) tensors.ledger = o.ledger;
@@ -333,10 +334,13 @@ TEST(Portable, SaysWhatADeviceWithoutArithmeticLacks) {
   EXPECT_TRUE(serves(at::Device(at::kPrivateUse1, 0)));
 }
 
-// The figure of docs/results/numeric.md; FAULTLINE_PORTABLE_RECORD names the file that it is written to.
+// The figure of docs/results/numeric.md, on FAULTLINE_PORTABLE_DEVICE (the CPU); FAULTLINE_PORTABLE_RECORD names the
+// file that it is written to.
 TEST(Portable, GivesTheBitsOfTheCpuOnAsManyElementsAsAskedFor) {
-  const char *wish = std::getenv("FAULTLINE_PORTABLE_ELEMENTS"), *record = std::getenv("FAULTLINE_PORTABLE_RECORD");
+  const char *wish = std::getenv("FAULTLINE_PORTABLE_ELEMENTS"), *record = std::getenv("FAULTLINE_PORTABLE_RECORD"),
+             *place = std::getenv("FAULTLINE_PORTABLE_DEVICE");
   if (wish == nullptr) GTEST_SKIP() << "FAULTLINE_PORTABLE_ELEMENTS asks for it";
+  const at::Device device(place == nullptr ? "cpu" : place);
   const int64_t rows = std::max<int64_t>(1, (std::strtoll(wish, nullptr, 10) + 2503) / 2504);
   Json cases = Json::array();
   int64_t differing = 0, ledgers = 0;
@@ -344,9 +348,10 @@ TEST(Portable, GivesTheBitsOfTheCpuOnAsManyElementsAsAskedFor) {
     const at::Tensor x = normal({rows, 2504}, dtype);
     const at::ScalarType bits = x.element_size() == 2 ? at::kShort : at::kInt;
     for (const Rule& rule : rules_of_table()) {
-      const Outcome wanted = outcome(x, rule, {.calls = 1}, native), found = outcome(x, rule, {.calls = 1}, portably);
-      const int64_t elements = wanted.x.view(bits).ne(found.x.view(bits)).sum().item<int64_t>();
-      const bool ledger = same_bytes(wanted.ledger, found.ledger);
+      const Outcome wanted = outcome(x, rule, {.calls = 1}, native),
+                    found = outcome(x.to(device), rule, {.calls = 1}, portably);
+      const int64_t elements = wanted.x.view(bits).ne(found.x.cpu().view(bits)).sum().item<int64_t>();
+      const bool ledger = same_bytes(wanted.ledger, found.ledger.cpu());
       EXPECT_TRUE(elements == 0 && ledger) << rule.name << ' ' << dtype << ": " << elements;
       differing += elements, ledgers += ledger ? 0 : 1;
       cases.push_back(
@@ -355,7 +360,7 @@ TEST(Portable, GivesTheBitsOfTheCpuOnAsManyElementsAsAskedFor) {
   }
   if (record != nullptr) {
     const Json page = {{"elements", rows * 2504},
-                       {"device", "cpu"},
+                       {"device", device.str()},
                        {"elements_differing", differing},
                        {"ledgers_differing", ledgers},
                        {"cases", cases}};
