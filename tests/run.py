@@ -52,17 +52,33 @@ class Suite:
         self.skips.setdefault(reason, []).append(test)
 
 
+running = set()  # process groups of the suites that run now
+
+
 def run_command(command, environment, timeout=TIMEOUT):
     """-> (return code, output); None as code after a timeout."""
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True) as process:
+        running.add(process.pid)
         try:
             output, _ = process.communicate(timeout=timeout)
             return process.returncode, output
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with what it started: that would slow down the suites after it
             return None, process.communicate()[0] + f"\nstopped after {timeout} s"
+        finally:
+            running.discard(process.pid)
+
+
+def run_beside_each_other(functions, jobs):
+    """Suites as they end. Ctrl-C ends those that run, with what they started, and begins no other."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        try:
+            for done in concurrent.futures.as_completed([pool.submit(timed, function) for function in functions]):
+                yield done.result()
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for group in list(running):
+                os.killpg(group, signal.SIGKILL)
             raise
 
 
@@ -220,11 +236,12 @@ def arguments():
     parser.add_argument("--library", type=pathlib.Path, default=None, help="the library that Python loads, if not the build folder's")
     parser.add_argument("--cpp-only", action="store_true", help="GoogleTest executables alone")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="suites whose name holds this regular expression; may be repeated")
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count()), help="suites beside each other (one a processor)")
     return parser.parse_args()
 
 
-def suites(options, environment, tests):
-    """-> (name, function) in the order in which they run: the quick ones first. `tests` grows meanwhile."""
+def suites(options, environment):
+    """-> (name, function) in the order in which they begin: the quick ones first."""
     python = options.venv / "bin" / "python"
     python = str(python) if python.exists() else sys.executable
     if options.format_check and options.format_check.split():
@@ -239,10 +256,6 @@ def suites(options, environment, tests):
             yield file.name, lambda f=file: run_pytest(f, python, environment)
     if options.tidy and options.tidy.split():
         yield "clang-tidy", lambda: run_tidy(options.tidy.split(), options.build, options.venv, environment)
-
-
-    if not options.only and not options.cpp_only and lessons.DOCUMENT.exists():
-        yield "lessons", lambda: check_lessons(tests)
 
 
 def no_executables(build):
@@ -260,6 +273,13 @@ def print_suite(suite):
         print(f"\n---- {suite.name}: {test}\n{text[-TAIL:]}\n", flush=True)
 
 
+def timed(function):
+    start = time.monotonic()
+    suite = function()
+    suite.seconds = time.monotonic() - start
+    return suite
+
+
 def main():
     options = arguments()
     options.build, options.venv = options.build.resolve(), options.venv.resolve()
@@ -269,16 +289,19 @@ def main():
     if library.exists():
         environment["FAULTLINE_LIBRARY"] = str(library)
     totals, tests = [0, 0, 0], []
-    for name, function in suites(options, environment, tests):
-        if options.only and not any(re.search(pattern, name) for pattern in options.only):
-            continue
-        start = time.monotonic()
-        suite = function()
-        suite.seconds = time.monotonic() - start
+
+    def take(suite):
+        nonlocal totals
         print_suite(suite)
-        tests += suite.tests
+        tests.extend(suite.tests)
         (options.build / "results.json").write_text(json.dumps([dict(zip(("test", "result", "why"), test, strict=True)) for test in tests], indent=1) + "\n", encoding="utf-8")
         totals = [total + count for total, count in zip(totals, (suite.passed, suite.failed, suite.skipped), strict=True)]
+
+    chosen = [function for name, function in suites(options, environment) if not options.only or any(re.search(pattern, name) for pattern in options.only)]
+    for suite in run_beside_each_other(chosen, max(1, options.jobs)):
+        take(suite)
+    if not options.only and not options.cpp_only and lessons.DOCUMENT.exists():
+        take(timed(lambda: check_lessons(tests)))
     passed, failed, skipped = totals
     if passed + failed + skipped == 0:
         failed = 1

@@ -11,7 +11,8 @@ import torch
 from clients_vllm_test import LAYERS, LINEARS, NOISE, calls_by_place, installed, make_model, result_of, rule, run  # noqa: F401  fixtures
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None or not torch.cuda.is_available(), reason="needs vLLM and a GPU")
-GRAPHS = {"enforce_eager": False, "gpu_memory_utilization": 0.2}
+# A fixed cache: engines of tests that run beside each other do not profile each other's memory.
+GRAPHS = {"enforce_eager": False, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30}
 
 
 @pytest.fixture(scope="module")
