@@ -104,7 +104,7 @@ def counted(launches, faulted=0):
 
 def answer_of(**families):
     totals = {
-        name: {"launches": sum(kernel["launches"] for kernel in kernels.values()), "faulted": sum(kernel["faulted"] for kernel in kernels.values()), "parts": 0, "kernels": kernels}
+        name: {"launches": sum(kernel["launches"] for kernel in kernels.values()), "faulted": sum(kernel["faulted"] for kernel in kernels.values()), "left_out": 0, "parts": 0, "kernels": kernels}
         for name, kernels in families.items()
     }
     return {"available": True, "reason": None, "why": None, "launches": sum(family["launches"] for family in totals.values()), "in_graphs": 0, "families": totals, "cost": {"left_out": 0}}

@@ -172,7 +172,8 @@ def _sentence(proof: dict[str, Any]) -> str:
     if proof["absent"]:
         return f"no proof by kernel launches: {proof['absent']}"
     missing = f"; not: {_counted(proof['clean'])}" if proof["clean"] else ""
-    return f"{proof['faulted']} of {proof['products']} product kernels were faulted{missing}"
+    left_out = f", {proof['left_out']} of routers or adapters left out" if proof["left_out"] else ""
+    return f"{proof['faulted']} of {proof['products']} product kernels were faulted{missing}{left_out}"
 
 
 def _by_sentence(sentences: dict[str, str]) -> list[str]:
@@ -184,8 +185,8 @@ def _by_sentence(sentences: dict[str, str]) -> list[str]:
 
 
 def _proof(answer: dict[str, Any]) -> dict[str, Any]:
-    products = answer["families"].get("product", {"launches": 0, "faulted": 0})
-    return {"products": products["launches"], "faulted": products["faulted"], "clean": unfaulted(answer, "product"), "launches": answer["launches"],
+    products = answer["families"].get("product", {"launches": 0, "faulted": 0, "left_out": 0})
+    return {"products": products["launches"], "faulted": products["faulted"], "left_out": products["left_out"], "clean": unfaulted(answer, "product"), "launches": answer["launches"],
             "in_graphs": answer["in_graphs"], "absent": answer["why"], "cost": answer["cost"]}
 
 

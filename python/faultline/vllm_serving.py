@@ -122,7 +122,8 @@ def _try_all(worker, own: environment.Armed) -> None:
     def forward(arguments):
         """What a batch goes through: the layers, and the head for a few of its tokens."""
         result = _tensors(runner._dummy_run(skip_eplb=True, **arguments))
-        return (*result, *_tensors((model.compute_logits(result[-1][:_HEADS]),))) if result else ()
+        has_head = result and not runner.is_pooling_model
+        return (*result, *_tensors((model.compute_logits(result[-1][:_HEADS]),))) if has_head else tuple(result)
 
     with phase("rollout"):
         for name, arguments in ways:

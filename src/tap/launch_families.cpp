@@ -178,8 +178,10 @@ void replace_all(std::string& text, std::string_view what, std::string_view by) 
 
 // Inductor names a generated kernel after the operators that it came from: triton_poi_fused_addmm_gelu_3 is what
 // follows a product that ran elsewhere. A template (tem) is the product itself; a reduction (red, per) is one where
-// Inductor dissolved a product into it, and no norm, whose bias may have been an addmm's.
-LaunchKind of_inductor(std::string_view name) {
+// Inductor dissolved a product into it, and no norm, whose bias may have been an addmm's. Products of scaled and of
+// integer operands (vLLM's cutlass_scaled_mm) it cannot dissolve: such a reduction makes their operands.
+LaunchKind of_inductor(std::string name) {
+  for (const std::string_view opaque : {"scaled_mm", "int_mm", "grouped_mm"}) replace_all(name, opaque, "opaque");
   constexpr Pattern kNorms[] = {{"norm", kNorm}, {"rsqrt", kNorm}};
   constexpr Pattern kAttentions[] = {{"attention", kAttention}, {"convolution", kOther}};
   constexpr Pattern kProducts[] = {{"mm", kProduct, false, kWord},    {"bmm", kProduct, false, kWord},

@@ -67,9 +67,12 @@ TEST(LaunchFamilies, KnowWhatInductorGenerates) {
   expect(kAttention, {"triton_tem_fused_flex_attention_0", "triton_flex_attention_2"});
   expect(kNorm, {"triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "triton_red_fused__to_copy_native_layer_norm_1",
                  "triton_red_fused_add_addmm_native_layer_norm_5"});  // the bias of an addmm that ran before it
-  expect(kActivation, {"triton_poi_fused_mul_silu_slice_1", "triton_poi_fused_addmm_gelu_3",
-                       "triton_red_fused__to_copy_abs_clamp_div_max_mul_preshuffle_gemm_silu_slice_squeeze_view_6"});
-  expect(kOther, {"triton_poi_fused_add_mul_0", "triton_poi_fused_add_mm_2", "triton_poi_fused_cat_index_mul_1",
+  expect(kActivation,
+         {"triton_poi_fused_mul_silu_slice_1", "triton_poi_fused_addmm_gelu_3",
+          "triton_red_fused__to_copy_abs_clamp_div_max_mul_preshuffle_gemm_silu_slice_squeeze_view_6",
+          "triton_per_fused__to_copy_abs_clamp_cutlass_scaled_mm_div_max_mul_reciprocal_silu_slice_unsqueeze_2"});
+  expect(kOther, {"triton_per_fused__to_copy_abs_clamp_cutlass_scaled_mm_div_max_mul_reciprocal_unsqueeze_view_0",
+                  "triton_poi_fused_add_mul_0", "triton_poi_fused_add_mm_2", "triton_poi_fused_cat_index_mul_1",
                   "triton_tem_fused__to_copy_convolution_repeat_unsqueeze_view_2", "triton_per_fused__softmax_4"});
 }
 

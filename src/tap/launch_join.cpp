@@ -75,6 +75,10 @@ LaunchTable tabulate(const LaunchList& list) {
     const Launch& launch = list.launches[i];
     ++table.launches;
     table.in_graphs += launch.node != 0;
+    if (row_of_scope(launch.scope) == kLeftOutRow && !hit[i] && !kinds[launch.name].part) {
+      ++table.families[kinds[launch.name].family].left_out;
+      continue;
+    }
     ++counts[launch.name].launches;
     counts[launch.name].faulted += hit[i];
   }
@@ -96,6 +100,7 @@ Json to_json(const LaunchTable& table) {
   auto families = Json::object();
   for (const auto& [family, counts] : table.families) {
     Json entry = to_json(counts.all);
+    entry["left_out"] = counts.left_out;
     entry["parts"] = counts.parts;
     entry["kernels"] = Json::object();
     for (const auto& [name, count] : counts.kernels) entry["kernels"][name] = to_json(count);

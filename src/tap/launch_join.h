@@ -21,6 +21,12 @@ struct Launch {
   uint64_t scope = 0;           // the call of a wrapped operator that launched it (LaunchScope); 0: none
   uint64_t start = 0, end = 0;  // ns
 };
+// Launch::scope -> the row that was pushed.
+constexpr uint64_t row_of_scope(uint64_t scope) { return scope & 0xFFFFFFFFu; }
+// The row of a call that the rules leave out on purpose (a router's, an adapter's): its kernels are none that miss a
+// fault.
+constexpr uint64_t kLeftOutRow = 0xFFFFFFFFu;
+
 struct LaunchList {
   std::vector<std::string> names;  // demangled, each once
   std::vector<Launch> launches;
@@ -39,6 +45,7 @@ struct LaunchCount {
 };
 struct FamilyLaunches {
   LaunchCount all;
+  int64_t left_out = 0;                        // launches of calls that the rules leave out, in none of the counts
   int64_t parts = 0;                           // launches that worked for others of the family, in none of the counts
   std::map<std::string, LaunchCount> kernels;  // by short name
 };
@@ -49,7 +56,8 @@ struct LaunchTable {
 };
 LaunchTable tabulate(const LaunchList& list);
 
-// {"launches", "in_graphs", "families": {"product": {"launches", "faulted", "parts", "kernels": {name: {…}}}, …}}
+// {"launches", "in_graphs", "families": {"product": {"launches", "faulted", "left_out", "parts", "kernels": {name:
+// {…}}}, …}}
 Json to_json(const LaunchTable& table);
 // Each launch with what was made of it, in the order of streams and times: for whoever doubts the table.
 Json list_to_json(const LaunchList& list);

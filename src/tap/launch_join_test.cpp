@@ -124,6 +124,16 @@ TEST(LaunchJoin, InsideAScopeTheFaultMayStandAnywhere) {
   expect(script.products(), 3, 2);
 }
 
+TEST(LaunchJoin, WhatTheRulesLeaveOutMissesNoFault) {
+  const uint64_t router = 4ull << 32 | kLeftOutRow;
+  Script script;
+  script.add(kProductKernel, 7, 1).add(kFaultKernel, 7, 1).add(kProductKernel, 7, router).add(kTriton);
+  const FamilyLaunches products = tabulate(script.list).families.at(LaunchFamily::kProduct);
+  expect(products.all, 2, 1);
+  EXPECT_EQ(products.left_out, 1);
+  EXPECT_FALSE(products.kernels.at(kTriton).faulted);
+}
+
 TEST(LaunchJoin, AFaultInsideAScopeBelongsToNobodyBeforeIt) {
   Script script;
   script.add(kTriton, 7, 0).add(kFaultKernel, 7, 1).add(kProductKernel, 7, 1);  // it faults the next one's input
@@ -175,9 +185,10 @@ TEST(LaunchJoin, WritesTheTableThatAReportQuotes) {
   Script script;
   script.add(kProductKernel).add(kReduce).add(kFaultKernel).add(kTriton);
   const Json json = to_json(tabulate(script.list));
-  EXPECT_EQ(json["families"]["product"].dump(),
-            R"({"faulted":1,"kernels":{")" + kProductKernel +
-                R"(":{"faulted":1,"launches":1},"triton_mm_31":{"faulted":0,"launches":1}},"launches":2,"parts":1})");
+  EXPECT_EQ(
+      json["families"]["product"].dump(),
+      R"({"faulted":1,"kernels":{")" + kProductKernel +
+          R"(":{"faulted":1,"launches":1},"triton_mm_31":{"faulted":0,"launches":1}},"launches":2,"left_out":0,"parts":1})");
   EXPECT_EQ(list_to_json(script.list).at(3)["faulted"], false);
   EXPECT_EQ(list_to_json(script.list).at(1)["part"], true);
 }

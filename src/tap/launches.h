@@ -59,10 +59,12 @@ void push(uint64_t row);
 void pop();
 }  // namespace launches
 
+inline bool recording_launch_scopes() { return launches::recording_scopes.load(std::memory_order_relaxed); }
+
 // Around a wrapped operator and its fault: launches in between carry one number, made of a running number and the row;
 // of scopes inside each other the outermost one's. True: pushed, and to be popped by the same thread.
 inline bool push_launch_scope(uint64_t row) {
-  if (!launches::recording_scopes.load(std::memory_order_relaxed)) return false;
+  if (!recording_launch_scopes()) return false;
   launches::push(row);
   return true;
 }
@@ -80,7 +82,5 @@ class LaunchScope {
  private:
   bool pushed_;
 };
-// Launch::scope -> the row that was pushed.
-constexpr uint64_t row_of_scope(uint64_t scope) { return scope & 0xFFFFFFFFu; }
 
 }  // namespace faultline::tap

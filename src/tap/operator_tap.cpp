@@ -61,6 +61,12 @@ class ActingGuard {
   uint64_t before_;
 };
 
+bool all_leave_out(const Plan& plan, uint64_t named, const site::Location& location) {
+  const site::Place& place = site::place_of(location.place);
+  return std::ranges::all_of(
+      plan.rules(), [&](const auto& rule) { return (named >> rule->index & 1) == 0 || leaves_out(*rule, place); });
+}
+
 struct TapKernel final : c10::OperatorKernel {
   TapKernel(c10::SafeKernelFunction kernel, uint32_t number, const c10::FunctionSchema& schema, bool autograd)
       : original(std::move(kernel)),
@@ -88,12 +94,14 @@ struct TapKernel final : c10::OperatorKernel {
       original.callBoxed(op, keys, stack);
       return;
     }
-    const LaunchScope launches(target);  // the operator's kernels and its faults', in one census of launches
     const std::size_t arguments = op.schema().arguments().size();
     std::vector<at::Tensor> given, written;
     for (std::size_t i = 0; i < arguments; ++i) collect_tensors(torch::jit::peek(*stack, i, arguments), given);
     for (const std::size_t i : results.written) collect_tensors(torch::jit::peek(*stack, i, arguments), written);
     const site::Location location = locate(weight_use, given);
+    // The operator's kernels and its faults', in one census of launches.
+    const LaunchScope launches(recording_launch_scopes() && all_leave_out(*plan, named, location) ? kLeftOutRow
+                                                                                                  : target);
     site::translated(
         [&] { substitute(*plan, named, target, tap().bases[target], op.schema(), location, stack, above_autograd); });
     if (above_autograd) {

@@ -111,11 +111,13 @@ std::string why_unreached(const PlanRule& rule, const site::Location& location, 
     if (is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place))
       return "excepted by the rule";
   }
-  if (place.role == "router" && where.module_pattern != "router")
-    return "a router is faulted only by a rule that names it (module: router)";
-  if (place.role == "lora" && where.module_pattern != "lora")
-    return "an adapter is faulted only by a rule that names it (module: lora)";
-  return "";
+  if (!leaves_out(rule, place)) return "";
+  return fmt::format("{} is faulted only by a rule that names it (module: {})",
+                     place.role == "router" ? "a router" : "an adapter", place.role);
+}
+
+bool leaves_out(const PlanRule& rule, const site::Place& place) {
+  return (place.role == "router" || place.role == "lora") && rule.rule.where->module_pattern != place.role;
 }
 
 }  // namespace faultline::tap

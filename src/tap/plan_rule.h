@@ -29,5 +29,7 @@ bool rule_means_module(const site::Selector& where, const site::Place& place);
 bool rule_means_layer(const site::Selector& where, const site::Place& place);
 // Why a rule does not act there; "": it does.
 std::string why_unreached(const PlanRule& rule, const site::Location& location, site::Surface surface);
+// Routers and adapters, which only a rule that names them reaches.
+bool leaves_out(const PlanRule& rule, const site::Place& place);
 
 }  // namespace faultline::tap
