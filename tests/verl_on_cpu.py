@@ -41,7 +41,7 @@ class Cpu(PlatformBase):
         return "NO_VISIBLE_DEVICES"
 
     def ray_resource_name(self):
-        return "CPU"
+        return "GPU"  # one that Ray is told of: it hands out accelerators by that name alone
 
     def ray_noset_envvars(self):
         return []
@@ -53,6 +53,18 @@ class Cpu(PlatformBase):
     def nvtx_range(self, msg):
         yield
 
+
+def _one_backend(original):
+    """verl asks for a backend for the processor and one for the device, which is the processor here."""
+
+    def init_process_group(backend=None, *arguments, **keywords):
+        return original("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *arguments, **keywords)
+
+    return init_process_group
+
+
+torch.Tensor.pin_memory = lambda self, *_: self  # of a reference that FSDP2 keeps off the device: only drivers pin
+torch.distributed.init_process_group = _one_backend(torch.distributed.init_process_group)
 
 if PlatformRegistry.get("cpu") is None:  # as a script this file is imported twice
     PlatformRegistry.register(platform="cpu")(Cpu)

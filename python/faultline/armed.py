@@ -34,3 +34,11 @@ def take_role(role: str) -> None:
 def snapshot() -> dict[str, Any] | None:
     """The evidence of this process as it is now."""
     return own.snapshot() if (own := armed()) is not None else None
+
+
+def finish() -> dict[str, Any] | None:
+    """The evidence of this process, which has done its work and may be killed from now on; its file says that it ended."""
+    if (own := armed()) is None:
+        return None
+    own.write(ended=True)
+    return own.snapshot(ended=True)

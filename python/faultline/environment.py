@@ -25,6 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
+from typing import NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -49,7 +50,7 @@ class Armed:
             raise ValueError(f"FAULTLINE_TOTAL_STEPS is a number of steps, at least 1; got {steps!r}")
         _check_plugin_list()
         self._recipe, self._steps = recipe, int(steps)
-        self.recipe_digest = hashlib.sha256(recipe.encode() if _is_text(recipe) else pathlib.Path(recipe).read_bytes()).hexdigest()
+        self.recipe_digest = hashlib.sha256(recipe.encode() if is_text(recipe) else pathlib.Path(recipe).read_bytes()).hexdigest()
         self._begin("script")
         self._optimizer_steps = register_optimizer_step_post_hook(lambda *_: self.note_work("actor_forward"))
 
@@ -150,14 +151,19 @@ class Armed:
         if complaints:
             print("faultline: the evidence is missing: " + sentences(complaints), file=sys.stderr)
             if self.on_missing == "raise":
-                sys.stdout.flush()
-                sys.stderr.flush()
-                for clean in _cleaning:
-                    clean()
-                os._exit(EXIT_EVIDENCE)  # an exception in an exit handler would only be printed
+                leave(EXIT_EVIDENCE)
 
 
-def _is_text(recipe: str) -> bool:
+def leave(status: int) -> NoReturn:
+    """Ends the process in an exit handler, where an exception would only be printed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for clean in _cleaning:
+        clean()
+    os._exit(status)
+
+
+def is_text(recipe: str) -> bool:
     """The recipe itself, and not a file's name."""
     return "\n" in recipe or "{" in recipe
 
@@ -191,7 +197,7 @@ def arm_from_environment() -> Plan | None:
         return own.plan
     if not recipe:
         return None
-    if not _is_text(recipe) and not pathlib.Path(recipe).is_file():
+    if not is_text(recipe) and not pathlib.Path(recipe).is_file():
         raise ValueError(f"FAULTLINE_RECIPE={recipe}: there is no such file here ({pathlib.Path.cwd()}); give an absolute path, readable in every process")
     evidence.run_id()  # before any child inherits the environment
     own = Armed(recipe)

@@ -83,6 +83,13 @@ def write_verdict(into: pathlib.Path, complaints: list[dict[str, str]], *, whole
     return _replace(into / f"verdict-{'run-' if whole else ''}{host}-{pid}.json", verdict)
 
 
+def run_verdict(source: pathlib.Path) -> dict[str, Any] | None:
+    """How this run was judged as a whole (write_verdict): the worst of what its processes say; None: nobody has."""
+    verdicts = [json.loads(path.read_text(encoding="utf-8")) for path in source.glob("verdict-run-*.json")]
+    own = [verdict for verdict in verdicts if verdict["run"] == run_id()]
+    return max(own, key=lambda verdict: (bool(verdict["script_error"]), len(verdict["complaints"])), default=None)
+
+
 def _replace(target: pathlib.Path, entry: dict[str, Any]) -> pathlib.Path:
     into = target.parent
     into.mkdir(parents=True, exist_ok=True)

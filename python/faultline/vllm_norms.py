@@ -53,7 +53,7 @@ class NormNoise:
         self._shares: list[float] = []  # of noise measured in noise asked for: lowest, highest
         self._overwritten: dict[str, None] = {}
         self._applications = self._work_before = 0
-        self._is_asleep = False
+        self._is_asleep = self._is_resting = False
         self.account = dict(noise.NO_NOISE)
         self._check_strength(self._norms)
         _noises.append(self)
@@ -86,7 +86,7 @@ class NormNoise:
     def put(self) -> None:
         """The noise of this step, on every norm that lacks it and is here: while vLLM loads layer by layer some are nowhere."""
         due = [norm for norm in self._norms if norm.is_due and not self._is_asleep and not norm.module.weight.is_meta]
-        if not due:
+        if not due or self._is_resting:
             return
         self._close_account()
         expected = measured = 0.0
@@ -101,7 +101,7 @@ class NormNoise:
         self.count()
         if len(due) == len(self._norms):
             carriers = self.account["norms"]
-            print(f"[aqn] applied noise to {carriers} RMSNorm weights (skipped {len(due) - carriers}), sigma={self._sigma:.4g}, realised={self._sigma * self._share:.4g}", file=sys.stderr)
+            print(f"[AQN] Applied noise to {carriers} RMSNorm layers (skipped {len(due) - carriers}), sigma={self._sigma:.4g}, realised={self._sigma * self._share:.4g}", file=sys.stderr)
         if self._own.on_missing == "raise" and (weak := noise.strength_complaints(self.account)):
             raise EvidenceError(weak, None)
 
@@ -115,6 +115,21 @@ class NormNoise:
             self._is_asleep = False
             for norm in self._norms:
                 norm.is_due = True
+            self.put()
+
+    def rest(self) -> None:
+        """The clean weights, until go_on(): what is generated meanwhile explores nothing."""
+        self.count()
+        self._is_resting = True
+        for norm in self._norms:
+            if not norm.module.weight.is_meta:
+                norm.module.weight.data.copy_(norm.clean)
+                norm.holds, norm.is_due = norm.clean, True
+
+    def go_on(self) -> None:
+        if self._is_resting:
+            self._is_resting = False
+            self._work_before = self._own.work.get("rollout", 0)  # what a validation generated had none
             self.put()
 
     def _written(self) -> list[_Norm]:
@@ -144,6 +159,8 @@ class NormNoise:
 
     def count(self) -> None:
         """How many norms carry their noise at this moment, and how it was until now."""
+        if self._is_resting:
+            return
         self._close_account()
         self.look()
         changes = _OPS.aqn_changes(self._recipe, max(self._steps.total, self._steps.now + 1))

@@ -15,6 +15,7 @@ import torch
 from faultline import armed, environment, phases, vllm_coverage, vllm_residuals, vllm_serving, vllm_updates
 from faultline.after_import import after_import
 from faultline.attach import _named_modules
+from faultline.steps import CALL
 from faultline.vllm_norms import NormNoise
 
 _OPS = torch.ops.faultline
@@ -55,7 +56,8 @@ def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:
 def _wrap_worker(worker_class, own: environment.Armed) -> None:
     """Platforms derive their own workers; what they override is wrapped on the worker itself, once it has its model."""
     worker_class.faultline_evidence = lambda self: own.snapshot()
-    worker_class.faultline_begin_step = lambda self, step: own.plan.begin_step(step)
+    worker_class.faultline_begin_step = lambda self, step, told_by=CALL: own.plan.begin_step(step, told_by=told_by)
+    worker_class.faultline_finish = lambda self: armed.finish()
     worker_class.faultline_coverage_begin = lambda self: vllm_coverage.begin(self)
     worker_class.faultline_coverage_end = lambda self: vllm_coverage.end(self)
     load = worker_class.load_model
@@ -66,7 +68,7 @@ def _wrap_worker(worker_class, own: environment.Armed) -> None:
         model = self.model_runner.get_model()
         noise = _know(model, own, is_eager=self.model_config.enforce_eager)
         vllm_updates.watch(self, own, noise, functools.partial(_register_weights, model))
-        vllm_serving.follow_worker(self, own)
+        vllm_serving.follow_worker(self, own, noise)
         return result
 
     worker_class.load_model = load_model

@@ -5,6 +5,7 @@ included. Before the first request a canary goes through every graph that will s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
@@ -14,16 +15,18 @@ from faultline.compiled import silence
 from faultline.complaints import complaint
 from faultline.launches import proof_window
 from faultline.plan import phase
+from faultline.vllm_norms import NormNoise
 
 _OPS = torch.ops.faultline
 
 
-def follow_worker(worker, own: environment.Armed) -> None:
-    """Wraps the methods of one worker that has its model."""
+def follow_worker(worker, own: environment.Armed, noise: NormNoise | None) -> None:
+    """Wraps the methods of one worker that has its model. noise: on its norms."""
     runner, model = worker.model_runner, worker.model_runner.get_model()
     config = worker.vllm_config
     own.notes["worker"] = {"engine": str(config.instance_id), "rank": int(worker.rank), "world": int(config.parallel_config.world_size)}
     worker.execute_model = _as_rollout(worker.execute_model, own)
+    worker.faultline_validate = Validation(own, noise).serve
     worker.determine_available_memory = _silently("profiling", worker.determine_available_memory)
     worker.compile_or_warm_up_model = _warmed_up(worker, own)
     worker.execute_dummy_batch = _silently("dummy batches", worker.execute_dummy_batch)
@@ -44,6 +47,26 @@ def _as_rollout(execute, own: environment.Armed):
         return result
 
     return execute_model
+
+
+class Validation:
+    """Generations that a trainer validates with. Captured graphs hold the sites of rollouts and of nothing else, so a validation under
+    the faults counts with the rollouts, and a clean one runs silenced; `notes.eval` says how many were begun of each. Noise on norms is
+    the sampler's way to explore: it is off."""
+
+    def __init__(self, own: environment.Armed, noise: NormNoise | None):
+        self._own, self._noise, self._silence = own, noise, contextlib.ExitStack()
+
+    def serve(self, how: str) -> None:
+        """how: clean or faulty, until "" ends it."""
+        self._silence.close()
+        if how:
+            note = self._own.notes.setdefault("eval", {"clean": 0, "faulty": 0})
+            note[how] += 1
+        if how == "clean":
+            self._silence.enter_context(silence("validation"))
+        if self._noise is not None:
+            self._noise.rest() if how else self._noise.go_on()
 
 
 def _silently(reason: str, method):

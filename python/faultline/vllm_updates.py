@@ -11,7 +11,7 @@ from faultline.steps import NOBODY, WEIGHT_UPDATES
 from faultline.vllm_norms import NormNoise
 
 # Methods of vLLM's worker that may write weights past the model's load_weights, or leave the last of them to the end.
-_WRITERS = ("reload_weights", "update_weights", "finish_weight_update")
+_WRITERS = ("reload_weights", "update_weights", "finish_weight_update", "update_weights_from_ipc")  # the last is verl's
 
 
 class Updates:
