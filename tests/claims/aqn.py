@@ -269,6 +269,8 @@ def deviation_claims():
 CLAIMS = [*headline_claims(), *noisy_claims(), *zone_claims(), *few_seeds_claims(), *three_seed_claims(), *step_claims(), *deviation_claims()]
 REASONS = [
     (r"5 % noise", "setting"),
+    (r"lies above 0; e5a, e5b and e5d against their controls lie around 0|all three intervals hold 0", "definition; the figure is drawn from the record"),
+    (r"with 95 % intervals", "level"),
     (r"(Six|Seven) arms, 12 seeds|mean ± SD of 12 seeds", "contrasts and arms have 12 each: survival_claims"),
     (r"Bonferroni, 95 %", "level"),
     (r"measured 128 problems|asks 1,024 since|from 128 to 1,024 problems", "setting of the check, then and now"),
