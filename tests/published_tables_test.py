@@ -22,7 +22,8 @@ def claims_of(name):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_number_of_a_page_has_a_record_or_a_reason(name):
-    assert check(*claims_of(name)) == []
+    wrong = check(*claims_of(name))
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", PAGES)

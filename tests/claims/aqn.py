@@ -41,6 +41,9 @@ NOISE = [("e5a", "e5"), ("e5b", "e5"), ("e5d", "e5c")]
 
 def headline_claims():
     helps, cost = noisy.contrast("e5", "baseline"), noisy.contrast("e5", "baseline", CLEAN)
+    everything = (noisy, zone, robust, bias, overhead, hardware, truncation, schedules, alone, strong)
+    significant = [(row["arm"], row["against"]) for one in everything for row in one.analysis["contrasts"] if row.get("p_holm", 1) < 0.05]
+    assert significant == [("e5", "baseline"), ("noisy_training", "clean_training")], "no comparison with AQN survives Holm's correction"
     return [
         say("a little better under that noise ({gain:+.1f} points, 95 % interval {gain_low:.1f} to {gain_high:.1f}) and clearly worse without it ({cost:.1f}).", **bounds("gain", helps), cost=cost[0]),
         say("is unresolved ({gain:+.1f} points, {gain_low:.1f} to {gain_high:.1f}).", **bounds("gain", zone.contrast("guided", "global"))),
