@@ -1,12 +1,14 @@
 """The numbers of README.md."""
 
+import itertools
+import json
 import math
 import statistics
 
-from program import ROOT
 from claims.tap import PATCHES, PLAN, percent
+from program import ROOT
 from published_numbers import say
-from published_records import CLEAN, RESULTS, diagnoses, experiment, interval, itertools, json, record
+from published_records import CLEAN, RESULTS, diagnoses, experiment, interval, record
 
 PAGE = "README.md"
 
