@@ -110,11 +110,19 @@ def test_a_command_that_is_not_replayed_has_arguments_that_parse(text):
     assert any(accepted), text
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def anchors(document):
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *sorted((ROOT / "docs/results").glob("*.md"))], ids=name_of)
 def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", document.read_text(encoding="utf-8")):
         if not re.match(r"[a-z]+:", target):
-            assert (document.parent / target).exists(), f"{name_of(document)} links to {target}"
+            there = document.parent / target if target else document
+            assert there.exists(), f"{name_of(document)} links to {target}"
+            assert not anchor or anchor in anchors(there), f"{name_of(document)} links to {target}#{anchor}"
 
 
 def test_a_transcript_that_is_not_true_is_noticed():

@@ -97,7 +97,7 @@ def design_line(design):
     if "resolvable" in design:
         text += f" Planned to resolve {points(design['resolvable'])} points."
     if "pairs_for_three_points" in design:  # designs of older versions did not ask what Holm's first step takes
-        text += f" Three points need {max(design['pairs_for_three_points'], design['fewest_pairs_for_holm'])} pairs."
+        text += f" By that SD three points need {design['pairs_for_three_points']} pairs; Holm's first step needs {design['fewest_pairs_for_holm']}."
     return text
 
 

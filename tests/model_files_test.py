@@ -2,6 +2,7 @@
 bit; folders that transformers saved, for all five families, single and sharded; folders that we write, read by
 transformers."""
 
+import collections
 import json
 import os
 import pathlib
@@ -125,6 +126,8 @@ def test_the_whole_default_model_equals_the_gguf_package_to_the_bit():
     reader = gguf.GGUFReader(DEFAULT)
     names = OPS.model_tensor_names("default")
     assert len(names) == len(reader.tensors) == 272
+    types = collections.Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    assert types == {"Q4_1": 210, "F32": 61, "Q8_0": 1}, "docs/model.md says so"
     parameters = 0
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(tuple(reversed(tensor.shape.tolist())))

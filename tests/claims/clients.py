@@ -1,0 +1,83 @@
+"""The numbers of docs/results/clients.md."""
+
+import statistics
+
+from published_numbers import say
+from published_records import record
+
+PAGE = "docs/results/clients.md"
+VLLM, ARM, X86 = record("h200-vllm.json"), record("arm-clients.json"), record("x86-clients.json")
+BATCHES = ("1", "64", "256")
+PROCESSORS, WALL = 0, 1
+
+
+def best(arm, batch, speeds=VLLM["tokens_per_second"]):
+    return max(speeds[arm][batch])
+
+
+def shares(armed, clean, speeds=VLLM["tokens_per_second"]):
+    return [100 * best(armed, batch, speeds) / best(clean, batch, speeds) for batch in BATCHES]
+
+
+def vllm_claims():
+    claims = []
+    for clean, armed, words in (("clean", "armed", ("clean", "armed, every product faulted")), ("clean_eager", "armed_eager", ("clean, eager", "armed, eager"))):
+        claims.append(say("| " + words[0] + " | {a:,.0f} | {b:,.0f} | {c:,.0f} |", **{key: best(clean, batch) for key, batch in zip("abc", BATCHES)}))
+        claims.append(say("| " + words[1] + " | {a:,.0f} ({x:.0f} %) | {b:,.0f} ({y:.0f} %) | {c:,.0f} ({z:.0f} %) |", **{key: best(armed, batch) for key, batch in zip("abc", BATCHES)}, **dict(zip("xyz", shares(armed, clean)))))
+    armed, other = VLLM["evidence"]["armed"], VLLM["another_machine"]
+    steps, kernels, window = other["one_process_step_ms"], other["fault_kernels_us_a_step"], VLLM["launch_window"]
+    eager, graph = window["us_a_forward"]["eager"], window["us_a_forward"]["graph"]
+    assert armed["launches"]["products"] == 113 * armed["launches"]["kinds"] and set(VLLM["torch_compile"]["calls"].values()) == {36}
+    a_launch = lambda one, inside="inside": (one[inside] - one["without"]) / window["launches_a_forward"]  # noqa: E731
+    return [
+        *claims,
+        say("{a:.0f}, {b:.0f} and {c:.0f} % of its clean speed at batch 1, 64 and 256", **dict(zip("abc", shares("armed", "clean")))),
+        say("{calls:,} calls = 113 products x {forwards:,} forwards", calls=armed["calls"], forwards=armed["forwards"]["body"]),
+        say("**{faulted:,} of {products:,} product kernels faulted**: 113 in each of {ways} ways", faulted=armed["launches"]["faulted"], products=armed["launches"]["products"], ways=armed["launches"]["kinds"]),
+        say("{a:.0f}, {b:.0f} and {c:.0f} % here, {x:.0f}, {y:.0f} and {z:.0f} % on another machine", **dict(zip("abc", shares("armed_eager", "clean_eager"))), **dict(zip("xyz", shares("armed_eager", "clean_eager", other["tokens_per_second"])))),
+        say("a step of batch 1 took {clean:.2f} ms clean, {armed:.2f} armed and {early:.2f} so; the fault kernels themselves take {own:.2f} ms of it", clean=steps["clean"]["1"], armed=steps["armed"]["1"], early=steps["overlapping"]["1"], own=kernels["overlapping"]["1"] / 1000),
+        say("At batch 256 the same process was slower with it: {clean:.2f} ms clean, {armed:.2f} armed, {early:.2f} so", clean=steps["clean"]["256"], armed=steps["armed"]["256"], early=steps["overlapping"]["256"]),
+        say("about {graph:.1f} us a launch in graphs, {eager:.1f} in eager code and {scopes:.1f} where the operator of each launch is noted", graph=a_launch(graph), eager=a_launch(eager), scopes=a_launch(eager, "inside, with scopes")),
+        say("A forward of {launches} launches takes {graph:.1f} us instead of {graph0:.1f} in a graph and {eager:.1f} to {scopes:.1f} instead of {eager0:.1f} eager: **+{least:.0f} to +{most:.0f} %",
+            launches=window["launches_a_forward"], graph=graph["inside"], graph0=graph["without"], eager=eager["inside"], scopes=eager["inside, with scopes"], eager0=eager["without"], least=100 * (eager["inside"] / eager["without"] - 1), most=100 * (graph["inside"] / graph["without"] - 1)),
+        say("(a graph takes {after:.1f} us before and after; an eager forward {before:.1f} and {later:.1f})", after=graph["after"], before=eager["without"], later=eager["after"]),
+        say("{calls} calls = 6 products x 6 forwards", calls=VLLM["torch_compile"]["calls"]["default"]),
+    ]  # fmt: skip
+
+
+def median(run, names, column):
+    return statistics.median(one[column] for name in names for one in run["values"][name])
+
+
+def over(run, against, column):
+    return 100 * (median(run, ["5 % on matmul"], column) / median(run, against, column) - 1)
+
+
+def cost_claims():
+    vllm, trl = ARM["runs"]
+    both = ["clean", "clean again"]
+    assert (vllm["engine"], trl["engine"]) == ("vllm", "trl")
+    again = lambda run, column: 100 * (median(run, ["clean again"], column) / median(run, ["clean"], column) - 1)  # noqa: E731
+    repeats = [100 * (armed[WALL] / statistics.mean(pair) - 1) for armed, *pair in zip(vllm["values"]["5 % on matmul"], *([one[WALL] for one in vllm["values"][name]] for name in both))]
+    row = lambda run: dict(a=median(run, ["clean"], WALL), b=median(run, ["clean"], PROCESSORS), c=again(run, WALL), d=again(run, PROCESSORS), e=over(run, ["clean"], WALL), f=over(run, ["clean"], PROCESSORS))  # noqa: E731
+    return [
+        say("| {a:.2f} s wall, {b:.2f} s of processors | {c:+.1f} %, {d:+.1f} % | {e:+.1f} %, {f:+.1f} % | **{wall:+.1f} % wall**, {processors:+.1f} % of processors |", **row(vllm), wall=over(vllm, both, WALL), processors=over(vllm, both, PROCESSORS)),
+        say("| {a:.2f} s, {b:.2f} s | {c:+.1f} %, {d:+.1f} % | {e:+.1f} %, {f:+.1f} % | **{wall:+.1f} % wall: missed** |", **row(trl), wall=over(trl, both, WALL)),
+        say("repeat by repeat it was {a:+.1f}, {b:+.1f}, {c:+.1f} and {d:+.1f} %", **dict(zip("abcd", repeats))),
+        say("{clean:.2f} s of processors clean, {again:.2f} s in the second clean arm and {armed:.2f} s with the plan: **{over:+.1f} %, missed**",
+            clean=median(X86, ["clean"], PROCESSORS), again=median(X86, ["clean again"], PROCESSORS), armed=median(X86, ["5 % on matmul"], PROCESSORS), over=over(X86, both, PROCESSORS)),
+        say("load {load:.1f};", load=X86["load"]),
+        say("vLLM on a CPU {vllm:+.1f} %, a TRL step {trl:+.1f} %", vllm=over(vllm, both, WALL), trl=over(trl, both, WALL)),
+    ]  # fmt: skip
+
+
+CLAIMS = [*vllm_claims(), *cost_claims()]
+REASONS = [
+    (r"\| client \| what a test shows .*? ## vLLM on", "asserted by the test that the row names"),
+    (r"prompt 64, 128 less 8 new tokens|5 % (relative )?noise on every|two rounds of three|at batch 1, 64 and 256|batch 1 \| batch 64 \| batch 256|a step of batch 1|At batch 256", "setting"),
+    (r"113 products x|: 113 in each|6 products x 6 forwards", "the model's shape; vllm_claims asserts it"),
+    (r"\(86 graphs", "of the 87 ways one is a batch without a graph"),
+    (r"\| goal \| \d\d % \| \d\d % \| \d\d % \||where \+5 % was the goal|\(goal \+15 %\)|\| \+15 % \|", "goals"),
+    (r"4 sequences x 24 tokens|4 completions of 24 tokens|\(4 times vLLM, 3 times TRL\)|medians of 5 rounds|2 processes an arm, 3 rounds, 2 threads", "setting"),
+    (r"AVX-512", "name"),
+]
