@@ -102,6 +102,31 @@ def test_a_model_compiled_before_the_plan_with_templates(model, x):  # noqa: F81
     assert codes != [] or calls(report) == 5 * PRODUCTS  # where autotuning preferred torch's own products they are reached
 
 
+def a_mixture():
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(hidden_size=128, intermediate_size=256, moe_intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=64, num_experts=4,
+                                              num_experts_per_tok=2, vocab_size=512, use_cache=False, attn_implementation="sdpa", experts_implementation="eager"))
+
+
+def with_adapters():
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    dense = Qwen2ForCausalLM(Qwen2Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=512, use_cache=False))
+    return get_peft_model(dense, LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+
+
+@pytest.mark.parametrize(("make", "clean"), [(a_mixture, 2), (with_adapters, 8)])
+def test_routers_and_adapters_stay_clean_without_a_complaint(make, clean):
+    torch.manual_seed(0)
+    network = make().eval().to("cuda", torch.bfloat16)
+    codes, report = complaints_of(network, lambda: network(torch.arange(32, device="cuda")[None]))
+    [proof] = report["launches"].values()
+    assert codes == [] and proof["absent"] is None
+    assert proof["faulted"] == proof["products"] > 0 and proof["left_out"] == clean
+
+
 def test_a_profiler_keeps_cupti_and_the_report_says_so(model, x):  # noqa: F811
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
         codes, report = complaints_of(model, lambda: model(x))
@@ -137,29 +162,3 @@ def test_the_plan_faults_layers_and_the_ledger_counts_replays(model, x):  # noqa
             graph.replay()
         torch.ops.faultline.count_forwards("rollout", 7)
     assert calls(plan.report) == 8 * PRODUCTS and LAYERS * 2 == PRODUCTS  # the run before the capture, seven replays
-
-
-# --- what a rule leaves out on purpose is no lie ------------------------------------------------------------------------------------
-def a_mixture():
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(hidden_size=128, intermediate_size=256, moe_intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=64, num_experts=4,
-                                              num_experts_per_tok=2, vocab_size=512, use_cache=False, attn_implementation="sdpa", experts_implementation="eager"))
-
-
-def with_adapters():
-    from peft import LoraConfig, get_peft_model
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    dense = Qwen2ForCausalLM(Qwen2Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=512, use_cache=False))
-    return get_peft_model(dense, LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
-
-
-@pytest.mark.parametrize(("make", "clean"), [(a_mixture, 2), (with_adapters, 8)])
-def test_routers_and_adapters_stay_clean_without_a_complaint(make, clean):
-    torch.manual_seed(0)
-    network = make().eval().to("cuda", torch.bfloat16)
-    codes, report = complaints_of(network, lambda: network(torch.arange(32, device="cuda")[None]))
-    [proof] = report["launches"].values()
-    assert codes == [] and proof["absent"] is None
-    assert proof["faulted"] == proof["products"] > 0 and proof["left_out"] == clean

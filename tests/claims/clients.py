@@ -71,7 +71,26 @@ def cost_claims():
     ]  # fmt: skip
 
 
-CLAIMS = [*vllm_claims(), *cost_claims()]
+def sceptic_claims():
+    suites = record("h200-suites.json")
+    engines = {(one["engine"], one["recipe"]): one for one in suites["engines"]}
+    noise = lambda name: engines[name, "5 % on every product"]  # noqa: E731
+    proven = {"plain": "dense, compiled with graphs", "fp8": "fp8 weights", "fp8_kv": "fp8 cache", "ngram": "n-gram speculation", "prefix": "cached prefixes, prefill in chunks", "sleep": "asleep and woken between requests",
+              "prompt_logprobs": "log-probabilities of the prompt", "gemma": "Gemma 2"}
+    for name in ("moe", "moe_eager", "moe_fp8", "lora"):
+        assert noise(name)["exit"] != 0 and noise(name)["complaints"] == ["unfaulted_kernels"]
+    assert all(noise(name)["calls"] == 16 * noise(name)["forwards"]["body"] + noise(name)["forwards"]["head"] for name in proven)
+    assert all(outcome == "passed" for tests in suites["tests"].values() for outcome in tests.values())
+    count = {name: len(tests) for name, tests in suites["tests"].items()}
+    return [
+        *[say("| " + words + " | {exit} | {calls:.0f} | {body}, {head} | {faulted} of {all} |", exit=noise(name)["exit"], calls=noise(name)["calls"], **noise(name)["forwards"], faulted=noise(name)["kernels_faulted"], all=noise(name)["kernels"]) for name, words in proven.items()],
+        say("| `aqn:` whose step nobody moves | {exit} |", exit=engines["plain", "aqn global_decay, nobody moves the step"]["exit"]),
+        say("`liars_cuda_test.py` {a} passed, `vllm_cuda_test.py` {b}, `launches_cuda_test.py` {c}, `tap_cuda_test.py` {d}, `aqn_cuda_test.py` {e}, all of them; `numeric_test` (portable arithmetic and CUDA) {f}, `tap_test` {g} and `model_test` (graphs) {h} passed",
+            **{key: count[f"{name}_cuda_test"] for key, name in zip("abcde", ("liars", "vllm", "launches", "tap", "aqn"))}, f=suites["cpp"]["numeric_test"], g=suites["cpp"]["tap_test"], h=suites["cpp"]["model_test"]),
+    ]  # fmt: skip
+
+
+CLAIMS = [*vllm_claims(), *cost_claims(), *sceptic_claims()]
 REASONS = [
     (r"\| client \| what a test shows .*? ## vLLM on", "asserted by the test that the row names"),
     (r"prompt 64, 128 less 8 new tokens|5 % (relative )?noise on every|two rounds of three|at batch 1, 64 and 256|batch 1 \| batch 64 \| batch 256|a step of batch 1|At batch 256", "setting"),
@@ -80,4 +99,6 @@ REASONS = [
     (r"\| goal \| \d\d % \| \d\d % \| \d\d % \||where \+5 % was the goal|\(goal \+15 %\)|\| \+15 % \|", "goals"),
     (r"4 sequences x 24 tokens|4 completions of 24 tokens|\(4 times vLLM, 3 times TRL\)|medians of 5 rounds|2 processes an arm, 3 rounds, 2 threads", "setting"),
     (r"AVX-512", "name"),
+    (r"calls at 17 sites", "four products in each of 4 layers, and the head"),
+    (r"Gemma 2", "name"),
 ]

@@ -25,7 +25,8 @@ def sentence_claims():
     others = [row["ratio"] for name, row in GPU.items() if name.endswith("full ledger") and name not in (GAUSSIAN, *BLOCKS) and "expression" not in name]
     taps = {name.rsplit(", ", 1)[-1]: 1000 * row["ms"] for name, row in GPU.items() if name.startswith("tap of")}
     expression = next(1000 * row["ms"] for name, row in GPU.items() if name.startswith("PyTorch expression"))
-    portable = record("cpu-portable.json")
+    portable, on_gpu = record("cpu-portable.json"), record("h200-portable.json")
+    assert (on_gpu["device"], on_gpu["elements"]) == ("cuda", portable["elements"])
     digest = record("digest.json")
     assert digest["missed"] == sum(one["missed"] for one in digest["patterns"]) and digest["corruptions"] == sum(one["corruptions"] for one in digest["patterns"])
     assert portable["elements_differing"] == sum(one["differing"] for one in portable["cases"]) and portable["ledgers_differing"] == sum(not one["ledger_equal"] for one in portable["cases"])
@@ -37,6 +38,7 @@ def sentence_claims():
             missed=digest["missed"], all=digest["corruptions"], blind=len(blind), corruptions=sum(one["corruptions"] for one in blind)),
         say("costs {armed:.1f} us armed with the full ledger (goal 3 us; {disarmed:.1f} us disarmed; the PyTorch expression {expression:.0f} us)", armed=taps["armed: us each"], disarmed=taps["disarmed: us each"], expression=expression),
         say("{ratio:.1f} times as fast as the expression (goal 15)", ratio=CPU["the PyTorch expression over full ledger"]["ratio"]),
+        say("the same {cases} cases on the GPU against the CPU's kernels: {differing} elements and {ledgers} ledgers differ", cases=len(on_gpu["cases"]), differing=on_gpu["elements_differing"], ledgers=on_gpu["ledgers_differing"]),
         say("{cases} cases of {elements:,} elements, {differing} elements and {ledgers} ledgers differ", cases=len(portable["cases"]), elements=portable["elements"], differing=portable["elements_differing"], ledgers=portable["ledgers_differing"]),
     ]  # fmt: skip
 
