@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 if not (ROOT / "docs/lessons.md").exists():
     pytest.skip("no documents in the bundle", allow_module_level=True)
 
-NUMBERS = [*map(str, range(1, 73)), *(f"L{number}" for number in range(1, 70))]  # lessons, lies
+NUMBERS = [*map(str, range(1, 73)), *(f"L{number}" for number in range(1, 73))]  # lessons, lies
 GTEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+)\s*,\s*(\w+)\s*\)", re.MULTILINE)
 PYTEST = re.compile(r"((?:^@pytest\.mark\.[^\n]*\n(?:^[^@d\n][^\n]*\n)*)*)^def (test_\w+)\(", re.MULTILINE)
 
