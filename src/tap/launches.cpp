@@ -35,9 +35,9 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 struct Window {
   std::mutex mutex;  // of what CUPTI's thread writes
   LaunchList list;
-  std::unordered_map<std::string, uint32_t> names;  // mangled -> in list.names
-  std::unordered_map<uint32_t, uint64_t> scopes;    // by correlation
-  std::unordered_set<uint8_t*> buffers;             // that CUPTI has
+  std::unordered_map<std::string, uint32_t> names;    // mangled -> in list.names
+  std::vector<std::pair<uint32_t, uint64_t>> scopes;  // a call's correlation and the scope it came from, as they came
+  std::unordered_set<uint8_t*> buffers;               // that CUPTI has
   LaunchCost cost;
   int64_t timeless = 0, unread = 0;
 
@@ -137,7 +137,7 @@ void launch_called(void*, int, uint32_t, const void* data) {
   if (call.site != 0 || open_scope == 0) return;
   Window& the_window = window();
   const std::lock_guard<std::mutex> lock(the_window.mutex);
-  the_window.scopes[call.correlation] = open_scope;
+  the_window.scopes.emplace_back(call.correlation, open_scope);
 }
 
 std::string result_text(const Cupti& cupti, CuptiResult result) {
@@ -156,7 +156,7 @@ void watch_calls(const Window& the_window, bool on) {
   const auto watch = [&](CuptiDomain domain, std::span<const uint32_t> calls) {
     for (const uint32_t call : calls) the_window.cupti->EnableCallback(on ? 1 : 0, the_window.subscriber, domain, call);
   };
-  watch(CuptiDomain::kRuntime, kRuntimeLaunches);
+  if (std::getenv("FL_DRIVER_ONLY") == nullptr) watch(CuptiDomain::kRuntime, kRuntimeLaunches);
   watch(CuptiDomain::kDriver, kDriverLaunches);
 }
 
@@ -325,9 +325,10 @@ RecordedLaunches end_launches_with(bool other_profiler) {
   the_window.cost.scopes = static_cast<int64_t>(the_window.pushed.load());
   the_window.cost.window_s = std::chrono::duration<double>(start - the_window.begun).count();
   recorded.absent = loss(the_window, dropped, other_profiler);
+  const std::unordered_map<uint32_t, uint64_t> scopes(the_window.scopes.begin(), the_window.scopes.end());
   for (Launch& launch : the_window.list.launches) {
-    const auto scope = the_window.scopes.find(launch.correlation);
-    if (launch.node == 0 && scope != the_window.scopes.end()) launch.scope = scope->second;
+    const auto scope = scopes.find(launch.correlation);
+    if (launch.node == 0 && scope != scopes.end()) launch.scope = scope->second;
   }
   recorded.list = std::move(the_window.list);
   the_window.list = {};
