@@ -33,10 +33,12 @@ def result_of(done):
 
 
 def counts(place):
-    """-> by role: calls by phase, work, report, notes"""
+    """-> by role, of processes that computed: calls by phase, work, the whole entry"""
     found = {}
     for file in (place / "evidence").glob("process-*.json"):
         entry = json.loads(file.read_text())
+        if not entry["work"]:
+            continue
         calls = {}
         for row in entry["report"]["rows"]:
             calls[row["phase"]] = calls.get(row["phase"], 0) + row["ledger"]["calls"]
