@@ -201,7 +201,7 @@ bool serves(const at::Device& device) {
     if (std::string_view(wish) == "portable") return true;
     throw UsageError(fmt::format("FAULTLINE_ARITHMETIC={}: wanted native or portable", wish));
   }();
-  return forced || !(device.is_cpu() || device.is_cuda());
+  return forced || !(device.is_cpu() || (device.is_cuda() && has_cuda_kernels()));
 }
 
 template <class Arguments>

@@ -11,7 +11,8 @@
 
 namespace faultline::numeric::portable {
 
-// Whether calls on this device are served here: it is neither a CPU nor CUDA, or the environment asks for it.
+// Whether calls on this device are served here: it is neither a CPU nor a GPU that this build has kernels for, or the
+// environment asks for it.
 bool serves(const at::Device& device);
 
 // Like apply_on_cpu. Throws UsageError where the device is neither a CPU nor CUDA and has not proven the rule's kind.
