@@ -83,6 +83,13 @@ if(FAULTLINE_CUDA)
   target_link_libraries(faultline_lib PRIVATE cudart_static rt)
 endif()
 
+if(FAULTLINE_HIP)
+  target_sources(faultline_lib PRIVATE ${hip_objects})
+  set_source_files_properties(${hip_objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
+  set_property(SOURCE src/numeric/apply.cpp src/numeric/apply_cuda.cpp src/numeric/tensor_memory.cpp src/numeric/digest_tensor.cpp src/race/patterns.cpp APPEND PROPERTY COMPILE_DEFINITIONS FAULTLINE_WITH_CUDA)
+  target_link_libraries(faultline_lib PRIVATE ${AMDHIP})
+endif()
+
 module_sources(cli cli_sources)
 add_executable(faultline_program ${cli_sources})
 set_target_properties(faultline_program PROPERTIES OUTPUT_NAME faultline BUILD_RPATH "$ORIGIN;${TORCH_ROOT}/lib")

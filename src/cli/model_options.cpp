@@ -70,13 +70,18 @@ std::vector<numeric::Rule> read_faults(const std::vector<std::string>& texts) {
 
 namespace {
 
-// Beside the libtorch_cpu.so that is loaded already: the two must be of one build.
+// Beside the libtorch_cpu.so that is loaded already: the two must be of one build. A ROCm build calls its GPUs cuda,
+// and that half of it libtorch_hip.so.
 std::string torch_cuda_path() {
   Dl_info info = {};
   if (::dladdr(reinterpret_cast<void*>(&at::get_num_threads), &info) == 0 || info.dli_fname == nullptr) {
     return "libtorch_cuda.so";
   }
-  return (std::filesystem::path(info.dli_fname).parent_path() / "libtorch_cuda.so").string();
+  const std::filesystem::path folder = std::filesystem::path(info.dli_fname).parent_path();
+  std::error_code ignored;
+  const char* half =
+      std::filesystem::exists(folder / "libtorch_hip.so", ignored) ? "libtorch_hip.so" : "libtorch_cuda.so";
+  return (folder / half).string();
 }
 
 // Before anything asks torch about CUDA: it looks for its CUDA half once and remembers the answer.

@@ -29,7 +29,7 @@ struct BundleOptions {
 
 struct TriageOptions {
   std::string recipe, out, executor = "local", error_text = "0.05", baseline_text = "16", most_text = "2000";
-  std::vector<std::string> overrides, mitigations;
+  std::vector<std::string> overrides, mitigations, imports;
   LaunchOptions launch;
   bool dry_run = false;
 };
@@ -37,6 +37,7 @@ struct TriageOptions {
 triage::Plan load_plan(const TriageOptions& options, const Globals& globals) {
   triage::Plan plan = triage::load_plan(options.recipe, options.overrides, globals.command);
   if (options.launch.given()) plan.set_launch(options.launch.launch());
+  plan.set_imports(options.imports);
   if (!plan.launch.is_local() && options.executor != "local")
     throw UsageError(
         "--executor ray runs each trial on one machine of its own; leave out the launcher, or the executor");
@@ -247,6 +248,12 @@ void add_common(CLI::App* command, TriageOptions& options) {
       ->required()
       ->type_name("FILE");
   add_launch_options(*command, options.launch, "Recipe");
+  command
+      ->add_option("--import", options.imports, "with transport torch: a module that registers the backend or device")
+      ->group("Recipe")
+      ->type_name("MODULE")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("overrides", options.overrides, "a.b=v changes, +a.b=v adds, ~a.b removes")->type_name("");
 }
 

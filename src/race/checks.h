@@ -72,8 +72,9 @@ class Checks {
 // every rank is wrong in the same way is found out (docs/lessons.md 47). It holds what it depends on, and is refused
 // elsewhere.
 
-void write_golden(const std::filesystem::path& path, const Node& config, at::Device device, const RunResult& result);
-Reference read_golden(const std::filesystem::path& path, const Node& config, at::Device device);
+void write_golden(const std::filesystem::path& path, const Node& config, const std::string& device_type,
+                  const RunResult& result);
+Reference read_golden(const std::filesystem::path& path, const Node& config, const std::string& device_type);
 
 inline constexpr int64_t kOverheadIterations = 8;  // four pairs that differ, two that do not
 struct Overhead {
@@ -82,5 +83,7 @@ struct Overhead {
   double with = 0, without = 0;  // medians, seconds
 };
 Overhead digest_overhead(const RunResult& result);  // of a run with alternate_digests
+Json to_json(const Overhead& overhead);
+std::string describe(const Overhead& overhead);  // for people, two lines
 
 }  // namespace faultline::race

@@ -112,10 +112,18 @@ TEST(RaceConfig, TakesDigestsByKey) {
 }
 
 TEST(Transport, NcclCarriesGpuTensorsAndChoosesTheGpuItself) {
-  EXPECT_NE(refusal([] { check_transport("nccl", at::kCPU); }).find("use --device cuda"), std::string::npos);
-  EXPECT_NE(refusal([] { check_transport("nccl", at::Device(at::kCUDA, 1)); }).find("without an index"),
+  EXPECT_NE(refusal([] { check_transport("nccl", at::kCPU, {}); }).find("use --device cuda"), std::string::npos);
+  EXPECT_NE(refusal([] { check_transport("nccl", at::Device(at::kCUDA, 1), {}); }).find("without an index"),
             std::string::npos);
-  check_transport("nccl", at::Device(at::kCUDA, 0));
+  check_transport("nccl", at::Device(at::kCUDA, 0), {});
+  const PythonRanks python{"gloo", "cpu", {"my_backend"}, ""};
+  check_transport("torch", at::kCPU, python);
+  EXPECT_NE(refusal([] { check_transport("torch", at::kCPU, {}); }).find("--backend NAME"), std::string::npos);
+  EXPECT_NE(refusal([&] { check_transport("gloo", at::kCPU, python); }).find("give --transport torch"),
+            std::string::npos);
+  for (const PythonRanks& wrong : {PythonRanks{"", "cpu", {}, ""}, PythonRanks{"gl oo", "cpu", {}, ""},
+                                   PythonRanks{"gloo", "-c", {}, ""}, PythonRanks{"gloo", "cpu", {"a;b"}, ""}})
+    EXPECT_NE(refusal([&] { check_transport("torch", at::kCPU, wrong); }), "") << wrong.backend << wrong.device;
 }
 
 TEST(Transport, NcclWantsToKnowTheLocalRankOfAJoinedProcess) {

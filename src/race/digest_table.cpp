@@ -144,10 +144,11 @@ const char* scope_name(Scope scope) {
   return kNames[static_cast<size_t>(scope)];
 }
 
-int64_t record_words(int64_t layers, int ranks) { return 2 + layers * (kFixedWords + 2 * ranks); }
+int64_t record_words(int64_t layers, int ranks) { return 5 + layers * (kFixedWords + 2 * ranks); }
 
 std::vector<int64_t> pack(const RankRecord& record, int ranks) {
-  std::vector<int64_t> words = {record.h2d_failed, record.stop};
+  std::vector<int64_t> words = {record.h2d_failed, record.stop, record.call_microseconds, record.call_layer,
+                                record.own_microseconds};
   const auto put = [&](uint64_t word) { words.push_back(static_cast<int64_t>(word)); };
   for (const LayerRecord& layer : record.layers) {
     for (const uint64_t key : layer.keys) put(key);
@@ -168,6 +169,8 @@ RankRecord unpack(const int64_t* words, int64_t layers, int ranks) {
   const auto take = [&] { return static_cast<uint64_t>(*words++); };
   record.h2d_failed = take() != 0;
   record.stop = take() != 0;
+  for (int64_t* word : {&record.call_microseconds, &record.call_layer, &record.own_microseconds})
+    *word = static_cast<int64_t>(take());
   for (int64_t l = 0; l < layers; ++l) {
     LayerRecord& layer = record.layers.emplace_back();
     for (uint64_t& key : layer.keys) key = take();

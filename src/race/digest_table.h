@@ -32,6 +32,9 @@ struct LayerRecord {
 struct RankRecord {
   bool h2d_failed = false;
   bool stop = false;  // this rank wants to end
+  // The longest call that started a collective, where the transport's calls need not wait for the others, and the
+  // longest time that this rank took between two collectives: who is late explains why another's call was long.
+  int64_t call_microseconds = 0, call_layer = -1, own_microseconds = 0;
   std::vector<LayerRecord> layers;
 };
 

@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kKind = "race-golden";
 
 // What decides the bits of the computation.
-std::string depends_on(const Node& config, at::Device device) {
-  std::string text = device.is_cpu() ? "cpu" : "cuda";
+std::string depends_on(const Node& config, const std::string& device_type) {
+  std::string text = device_type;
   for (const char* key : {"dtype", "compute_type", "gemm_size", "gemm_layers", "model_dim", "num_layers", "num_heads",
                           "ffn_size", "seq_len", "batch_size", "shared_layer_weights", "deterministic_seed"}) {
     const Node* value = config.find(key);
@@ -28,7 +28,8 @@ std::string depends_on(const Node& config, at::Device device) {
 
 }  // namespace
 
-void write_golden(const std::filesystem::path& path, const Node& config, at::Device device, const RunResult& result) {
+void write_golden(const std::filesystem::path& path, const Node& config, const std::string& device_type,
+                  const RunResult& result) {
   if (result.verdict != Verdict::kPass || result.evidence.empty())
     throw RuntimeFailure(fmt::format("{}: a golden is kept only from a run that passed", path.string()));
   Json digests = Json::array();
@@ -38,14 +39,14 @@ void write_golden(const std::filesystem::path& path, const Node& config, at::Dev
   if (digests.empty())
     throw UsageError(
         fmt::format("{}: this configuration has no record that is equal in all iterations", path.string()));
-  record::write_document(path, kKind, {{"depends_on", depends_on(config, device)}, {"digests", digests}});
+  record::write_document(path, kKind, {{"depends_on", depends_on(config, device_type)}, {"digests", digests}});
 }
 
-Reference read_golden(const std::filesystem::path& path, const Node& config, at::Device device) {
+Reference read_golden(const std::filesystem::path& path, const Node& config, const std::string& device_type) {
   const Json body = record::read_document(path, kKind);
   Reference reference;
   try {
-    const std::string made_for = body.at("depends_on"), here = depends_on(config, device);
+    const std::string made_for = body.at("depends_on"), here = depends_on(config, device_type);
     if (made_for != here)
       throw UsageError(
           fmt::format("{}: this golden is of another computation ({}; wanted {}); make one with --write-golden",
@@ -83,6 +84,26 @@ Overhead digest_overhead(const RunResult& result) {
   overhead.relative = t_interval(relative);
   overhead.drift = t_interval(drift);
   return overhead;
+}
+
+Json to_json(const Overhead& overhead) {
+  return {{"relative", overhead.relative.mean},
+          {"low", overhead.relative.low},
+          {"high", overhead.relative.high},
+          {"pairs", overhead.relative.count},
+          {"of_medians", overhead.with / overhead.without - 1},
+          {"median_with", overhead.with},
+          {"median_without", overhead.without},
+          {"drift", {{"relative", overhead.drift.mean}, {"low", overhead.drift.low}, {"high", overhead.drift.high}}}};
+}
+
+std::string describe(const Overhead& overhead) {
+  return fmt::format(
+      "digests: {:+.2f} % of a step (95 % interval {:+.2f} to {:+.2f} %, {} pairs of iterations; median {:.6f} s with, "
+      "{:.6f} s without: {:+.2f} %)\ndrift: {:+.2f} % ({:+.2f} to {:+.2f} %) between steps without\n",
+      100 * overhead.relative.mean, 100 * overhead.relative.low, 100 * overhead.relative.high, overhead.relative.count,
+      overhead.with, overhead.without, 100 * (overhead.with / overhead.without - 1), 100 * overhead.drift.mean,
+      100 * overhead.drift.low, 100 * overhead.drift.high);
 }
 
 }  // namespace faultline::race

@@ -34,6 +34,11 @@ void Heartbeat::reach(int64_t iteration, int64_t layer, const char* collective, 
   move(calls ? Standing::State::kWaiting : Standing::State::kWorking);
 }
 
+void Heartbeat::call() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  move(Standing::State::kCalling);
+}
+
 void Heartbeat::go_on() {
   const std::lock_guard<std::mutex> lock(mutex_);
   move(Standing::State::kWorking);
@@ -51,7 +56,8 @@ void Heartbeat::finish() {
 
 Standing Heartbeat::standing() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {state_, reached_, called_, fmt::format("iteration {}, layer {}, {}", iteration_, layer_, operation_)};
+  return {state_, reached_, called_, fmt::format("iteration {}, layer {}, {}", iteration_, layer_, operation_),
+          iteration_};
 }
 
 uint64_t Heartbeat::beats() const {

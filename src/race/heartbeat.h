@@ -15,6 +15,7 @@ class Heartbeat {
   void wait(int64_t iteration, int64_t layer, const char* operation);
   // Comes to a collective, and waits in it unless the rank leaves it out.
   void reach(int64_t iteration, int64_t layer, const char* collective, bool calls);
+  void call();   // is in the call that starts the collective it has come to, which need not wait for the others
   void go_on();  // waits no more; the place is the same
   void fail();
   void finish();

@@ -116,6 +116,8 @@ Iteration::Pending Iteration::start_collective(Place place, int64_t layer, const
   ++collectives_;
   collective_bytes_ += output.numel() * static_cast<int64_t>(output.element_size());
   local_since_ = std::chrono::steady_clock::now();
+  const double called = std::chrono::duration<double>(local_since_ - now).count();
+  if (called > call_seconds_) call_seconds_ = called, call_layer_ = layer;
   return pending;
 }
 
@@ -138,6 +140,7 @@ RankRecord Iteration::run(int64_t iteration, StepOptions options) {
   step_ = options;
   local_seconds_.clear();
   local_layers_.clear();
+  call_seconds_ = 0, call_layer_ = -1;
   local_since_ = std::chrono::steady_clock::now();
   if (!config_.reuse_buffers) allocate();
   const double start = seconds();

@@ -42,6 +42,9 @@ class Iteration {
   double device_seconds() const { return device_seconds_; }  // of the last run
   // This rank's own time before each collective of the last run, and the collective's layer.
   const std::vector<double>& local_seconds() const { return local_seconds_; }
+  // The longest call of the last run that started a collective, and its layer.
+  double call_seconds() const { return call_seconds_; }
+  int64_t call_layer() const { return call_layer_; }
   int64_t local_layer(size_t index) const { return local_layers_[index]; }
   int64_t collectives() const { return collectives_; }
   int64_t collective_bytes() const { return collective_bytes_; }
@@ -114,6 +117,8 @@ class Iteration {
   std::chrono::steady_clock::time_point local_since_;
   std::vector<double> local_seconds_;
   std::vector<int64_t> local_layers_;
+  double call_seconds_ = 0;
+  int64_t call_layer_ = -1;
   double device_seconds_ = 0;
   int64_t collectives_ = 0, collective_bytes_ = 0;
   // The iterations that these were made for.

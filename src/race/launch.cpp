@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <sstream>
 
 #include "base/config/config.h"
@@ -80,6 +82,35 @@ void fill(std::string& word, std::string_view hole, const std::string& value) {
     word.replace(at, hole.size(), value);
 }
 
+Words python_words(const PythonRanks& ranks) {
+  const char* wish = std::getenv("FAULTLINE_PYTHON");
+  const std::string named = wish == nullptr || *wish == '\0' ? "python3" : wish;
+  Words words = {ranks.interpreter.empty() ? named : ranks.interpreter,
+                 "-m",
+                 "faultline.race",
+                 "--backend",
+                 ranks.backend,
+                 "--device",
+                 ranks.device};
+  for (const std::string& module : ranks.imports) words.insert(words.end(), {"--import", module});
+  return words;
+}
+
+// Where Python finds our package, and the library that this process has: of the sources and the bundle, or installed.
+Variables python_variables() {
+  const std::filesystem::path library = library_folder();
+  for (const auto& place : {library / "python", library / ".." / "python", library / ".."}) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(place / "faultline" / "race.py", ignored)) continue;
+    const char* path = std::getenv("PYTHONPATH");
+    const std::string package = std::filesystem::canonical(place).string();
+    return {{"PYTHONPATH", path == nullptr || *path == '\0' ? package : package + ":" + path},
+            {"FAULTLINE_LIBRARY", (library / "libfaultline.so").string()}};
+  }
+  throw UsageError(
+      fmt::format("transport torch needs python/faultline/race.py beside {} or in the folder above", library.string()));
+}
+
 class Commands {
  public:
   Commands(const Launch& launch, const JoinOrder& order)
@@ -105,8 +136,10 @@ class Commands {
   LaunchedCommand command(int first) const {
     const std::string host = launch_.host_of(first, order_.ranks);
     Variables variables = order_.variables;
-    Words join = {own_program().string(), "race", "--join", fmt::format("{}:{}", order_.address, order_.port),
-                  "--quiet"};
+    Words join = order_.python ? python_words(*order_.python) : Words{own_program().string(), "race"};
+    join.insert(join.end(), {"--join", fmt::format("{}:{}", order_.address, order_.port), "--quiet"});
+    if (order_.python)
+      for (const auto& [name, value] : python_variables()) variables.insert_or_assign(name, value);
     if (names_its_rank_) {  // else srun, mpirun or torchrun does
       if (!host.empty()) join.insert(join.end(), {"--host", host});
       variables["RANK"] = std::to_string(first);
@@ -208,9 +241,10 @@ Launch typed_launch(const std::string& launcher, const std::string& hosts, const
 
 void check_launch(const Launch& launch, const std::string& transport, int ranks) {
   if (!launch.is_local() && transport == "threads")
-    throw UsageError(fmt::format(
-        "transport threads stays in one process, and launcher {} starts others; use gloo on CPUs or nccl on GPUs",
-        launch.name));
+    throw UsageError(
+        fmt::format("transport threads stays in one process, and launcher {} starts others; use gloo on CPUs, nccl on "
+                    "GPUs, or torch",
+                    launch.name));
   const auto hosts = static_cast<int>(launch.hosts.size());
   if (launch.is_local() && (hosts > 0 || !launch.address.empty()))
     throw UsageError(
@@ -223,6 +257,40 @@ void check_launch(const Launch& launch, const std::string& transport, int ranks)
   if (hosts > 0 && ranks % hosts != 0)
     throw UsageError(
         fmt::format("{} ranks cannot be shared equally by {} hosts; use a multiple of {}", ranks, hosts, hosts));
+}
+
+Json to_json(const PythonRanks& ranks) {
+  return {{"backend", ranks.backend},
+          {"device", ranks.device},
+          {"imports", ranks.imports},
+          {"interpreter", ranks.interpreter}};
+}
+
+PythonRanks read_python_ranks(const Node& node) {
+  PythonRanks ranks;
+  ranks.backend = node.at("backend").as_string(), ranks.device = node.at("device").as_string();
+  for (const Node& module : node.at("imports").items()) ranks.imports.push_back(module.as_string());
+  ranks.interpreter = node.at("interpreter").as_string();
+  return ranks;
+}
+
+void check_python_ranks(const PythonRanks& ranks) {
+  const auto plain = [](const std::string& text, std::string_view besides) {
+    return !text.empty() && std::all_of(text.begin(), text.end(), [&](unsigned char c) {
+      return std::isalnum(c) != 0 || besides.find(static_cast<char>(c)) != std::string_view::npos;
+    });
+  };
+  if (ranks.backend.empty())
+    throw UsageError(
+        "transport torch needs a backend of torch.distributed: --backend nccl, hccl, gloo, ucc, or one that a module "
+        "registers (--import MODULE)");
+  if (!plain(ranks.backend, "_"))
+    throw UsageError(fmt::format("--backend: {} is no name", describe_text(ranks.backend)));
+  if (!plain(ranks.device, "_:"))
+    throw UsageError(
+        fmt::format("--device: wanted cpu, cuda, npu … or one with its number, got {}", describe_text(ranks.device)));
+  for (const std::string& module : ranks.imports)
+    if (!plain(module, "_.")) throw UsageError(fmt::format("--import: {} is no module", describe_text(module)));
 }
 
 Json to_json(const Launch& launch) {

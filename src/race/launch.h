@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,20 @@ struct Launch {
   std::string host_of(int rank, int ranks) const;  // as planned; "" where the launcher chooses
 };
 
+// Ranks that are Python processes, over a backend of torch.distributed: transport torch. A recipe names the backend and
+// the device; which modules are imported is for the person at the keyboard alone.
+struct PythonRanks {
+  std::string backend;               // as torch.distributed calls it: nccl, hccl, gloo, ucc, or a registered one
+  std::string device = "cpu";        // cuda, npu, …: of each rank by its local rank; npu:0: the same for all
+  std::vector<std::string> imports;  // modules that register the backend or the device
+  std::string interpreter;           // "": what FAULTLINE_PYTHON names, else python3
+
+  std::string device_type() const { return device.substr(0, device.find(':')); }
+};
+Json to_json(const PythonRanks& ranks);
+PythonRanks read_python_ranks(const Node& node);    // what to_json has written
+void check_python_ranks(const PythonRanks& ranks);  // UsageError: a name that is none
+
 Schema launch_schema();                // of the recipe's key `launcher`, which cannot name a command line
 Launch read_launch(const Node& node);  // of a recipe, or what to_json has written
 // As typed: a built-in name, or a command line split at spaces; hosts separated by commas.
@@ -36,6 +51,7 @@ struct JoinOrder {
   uint16_t port = 0;
   int ranks = 0;
   std::map<std::string, std::string> variables;  // of the trial, and what this machine hands on
+  std::optional<PythonRanks> python = {};        // else a rank is this program
 };
 
 // A process to start, and the ranks that live as long as it does.

@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "base/config/config.h"
 #include "base/error.h"
 
@@ -98,6 +100,21 @@ TEST(Launch, RefusesWhatCannotBeMeant) {
   EXPECT_NE(typed_and_checked("run {host} {command}", "", 4).find("give --hosts"), std::string::npos);
   for (const char* host : {"-oProxyCommand=x", "a b", "a;b", "$(x)", ""})
     EXPECT_NE(typed_and_checked("ssh", std::string("n1,") + host, 4), "") << host;
+}
+
+TEST(Launch, ARankOfPythonsIsStartedWithItsBackendAndFindsOurPackage) {
+  const PythonRanks python{"hccl", "npu", {"torch_npu", "other.part"}, "/opt/python"};
+  const JoinOrder order{"10.0.0.9", 4000, 2, {{"PYTHONPATH", "of the cell"}}, python};
+  for (const LaunchedCommand& command : launched_commands(Launch{}, order)) {
+    EXPECT_EQ(fmt::format("{}", fmt::join(command.words, " ")),
+              "/opt/python -m faultline.race --backend hccl --device npu --import torch_npu --import other.part --join "
+              "10.0.0.9:4000 --quiet");
+    const std::string path = command.variables.at("PYTHONPATH");
+    EXPECT_TRUE(std::filesystem::exists(std::filesystem::path(path.substr(0, path.find(':'))) / "faultline/race.py"));
+    EXPECT_TRUE(std::filesystem::exists(command.variables.at("FAULTLINE_LIBRARY")));
+  }
+  const PythonRanks again = read_python_ranks(from_json(to_json(python)));
+  EXPECT_EQ(to_json(again), to_json(python)) << "a trial gets what was typed";
 }
 
 TEST(Launch, ARecipeNamesNoCommandLine) {

@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "numeric/cpu/pattern.h"
+#include "numeric/portable/pattern.h"
+#include "numeric/portable/portable.h"
 #ifdef FAULTLINE_WITH_CUDA
 #include "numeric/cuda/kernels.h"
 #include "site/torch_support.h"
@@ -68,6 +70,7 @@ int most_exact_ranks(at::ScalarType type) { return std::min(numeric::kMaxPattern
 
 void fill(const at::Tensor& buffer, const numeric::Pattern& pattern) {
   FL_ASSERT(buffer.is_contiguous() && pattern_dtype(buffer.scalar_type()) == pattern.dtype);
+  if (numeric::portable::serves(buffer.device())) return numeric::portable::fill_pattern(buffer, pattern);
   if (buffer.is_cpu()) {
     numeric::cpu::pattern_kernels().fill(pattern, 0, buffer.numel(), buffer.mutable_data_ptr());
     return;
@@ -81,6 +84,7 @@ void fill(const at::Tensor& buffer, const numeric::Pattern& pattern) {
 
 void check(const at::Tensor& buffer, const numeric::Pattern& pattern, uint32_t poison, const at::Tensor& row) {
   FL_ASSERT(buffer.is_contiguous() && pattern_dtype(buffer.scalar_type()) == pattern.dtype);
+  if (numeric::portable::serves(buffer.device())) return numeric::portable::check_pattern(buffer, pattern, poison, row);
   auto* words = reinterpret_cast<numeric::PatternCheck*>(row.mutable_data_ptr<int64_t>());
   if (buffer.is_cpu()) {
     numeric::cpu::pattern_kernels().check(pattern, poison, 0, buffer.numel(), buffer.const_data_ptr(), words);

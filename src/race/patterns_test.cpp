@@ -7,6 +7,8 @@
 #include <cmath>
 #include <set>
 
+#include "numeric/portable/pattern.h"
+
 namespace faultline::race {
 namespace patterns_test {
 
@@ -40,6 +42,33 @@ TEST(Patterns, AreFoundAgainInEveryDtype) {
     const numeric::Pattern pattern = raw(type)(kPlace);
     EXPECT_EQ(compared(filled(pattern, type), pattern).count, 0u);
   }
+}
+
+// The operators that serve devices without kernels of ours give the kernels' bits and find what the kernels find, also
+// where a buffer is longer than one of their chunks.
+TEST(Patterns, AreTheSameFromPortableOperators) {
+  constexpr int64_t kLong = (int64_t{1} << 20) + 700;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const numeric::Pattern& pattern :
+         {raw(type)(kPlace), element_pattern(numeric::PatternForm::kFinite, type, kPlace),
+          integer_pattern(type, kPlace, 4), sum_pattern(type, kPlace, 4)}) {
+      const at::Tensor buffer = filled(pattern, type, kLong), made = at::empty({kLong}, type);
+      numeric::portable::fill_pattern(made, pattern);
+      EXPECT_TRUE(at::equal(made.view(at::kByte), buffer.view(at::kByte))) << c10::toString(type);
+      const at::Tensor halves = buffer.view(at::kShort);
+      halves.narrow(0, 40, 20).zero_();
+      halves.narrow(0, halves.numel() - 30, 5).fill_(int16_t{0x1235});
+      halves[halves.numel() / 2].bitwise_xor_(0x24);
+      at::Tensor row = at::zeros({numeric::kPatternCheckWords}, at::kLong);
+      numeric::portable::check_pattern(buffer, pattern, 0x12351235, row);
+      numeric::PatternCheck found, wanted = compared(buffer, pattern, 0x12351235);
+      std::memcpy(&found, row.const_data_ptr(), sizeof found);
+      EXPECT_EQ(std::memcmp(&found, &wanted, sizeof found), 0)
+          << c10::toString(type) << " " << found.count << " " << wanted.count;
+      row.zero_();
+      numeric::portable::check_pattern(made, pattern, 0x12351235, row);
+      EXPECT_EQ(row.count_nonzero().item<int64_t>(), 0) << "a clean buffer leaves its row untouched";
+    }
 }
 
 TEST(Patterns, DependOnEveryPartOfThePlace) {

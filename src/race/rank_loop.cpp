@@ -109,6 +109,7 @@ class RankLoop::Impl {
   bool verify(int64_t iteration, bool digests, Findings& findings) {
     RankRecord mine = step_.run(iteration, {.verify = true, .digests = digests});
     mine.stop = wants_to_stop();
+    note_times(mine);
     std::vector<RankRecord> ranks;
     for (const auto& words : exchange(iteration, pack(mine, options_.ranks)))
       ranks.push_back(unpack(words.data(), config_.layers(), options_.ranks));
@@ -121,6 +122,7 @@ class RankLoop::Impl {
         if (event.rank == options_.rank) findings.events.add({iteration, event});
       for (Mismatch& mismatch : step_.take_mismatches()) findings.mismatches.add(std::move(mismatch));
       note_slow(iteration, findings);
+      note_slow_call(iteration, ranks, findings);
     });
     interrupted_ = std::any_of(ranks.begin(), ranks.end(), [](const RankRecord& r) { return r.stop; });
     // Every rank judged the same table, so every rank decides alike.
@@ -133,6 +135,28 @@ class RankLoop::Impl {
       return rank.h2d_failed || std::any_of(rank.layers.begin(), rank.layers.end(),
                                             [](const LayerRecord& layer) { return layer.failed_checks != 0; });
     });
+  }
+
+  void note_times(RankRecord& mine) const {
+    if (!options_.watches_calls) return;
+    const std::vector<double>& local = step_.local_seconds();
+    mine.call_microseconds = static_cast<int64_t>(step_.call_seconds() * 1e6);
+    mine.call_layer = step_.call_layer();
+    if (!local.empty())
+      mine.own_microseconds = static_cast<int64_t>(*std::max_element(local.begin(), local.end()) * 1e6);
+  }
+
+  // The first iteration's calls may connect the ranks.
+  void note_slow_call(int64_t iteration, const std::vector<RankRecord>& ranks, Findings& findings) {
+    if (!options_.watches_calls || ranks.size() < 2 || (iteration <= 0 && !config_.canary)) return;
+    const RankRecord& mine = ranks[static_cast<size_t>(options_.rank)];
+    int64_t others = 0;
+    for (const RankRecord& rank : ranks)
+      if (&rank != &mine) others = std::max({others, rank.call_microseconds, rank.own_microseconds});
+    const double seconds = 1e-6 * static_cast<double>(mine.call_microseconds),
+                 usual = 1e-6 * static_cast<double>(others);
+    if (seconds > kSlowSeconds && seconds > kSlowFactor * usual)
+      findings.slow.add({options_.rank, iteration, mine.call_layer, seconds, usual});
   }
 
   void note_slow(int64_t iteration, Findings& findings) {

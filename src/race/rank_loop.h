@@ -36,6 +36,7 @@ struct RankOptions {
   std::mutex* evidence_mutex = nullptr;  // held while the evidence changes, for who reads it from another thread
   const std::atomic<bool>* interrupted = nullptr;             // ^C: all ranks end after the iteration
   std::function<void(int64_t done, int64_t total)> progress;  // every log_interval verified iterations, rank 0
+  bool watches_calls = false;      // the data group's calls need not wait for others: a long one is this rank's own
   bool alternate_digests = false;  // digests in every second iteration, to measure their cost
   Reference reference;             // the golden
 };

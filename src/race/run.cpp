@@ -72,14 +72,19 @@ std::vector<int> blamed_for(const RunResult& result) {
 
 std::string failure_sentence(const RunResult& result) {
   const std::string& first = result.failures.front().sentence;
-  if (result.blamed.empty()) return fmt::format("every rank waits for another, and none can be blamed: {}", first);
+  if (result.blamed.empty())
+    return fmt::format("{}: {}",
+                       result.outcome == Outcome::kHang ? "every rank waits for another, and none can be blamed"
+                                                        : "no rank can be blamed",
+                       first);
   const int rank = result.blamed.front();
   const auto own = std::find_if(result.failures.begin(), result.failures.end(),
                                 [&](const RankFailure& failure) { return failure.rank == rank; });
   std::string what = own == result.failures.end() ? first : own->sentence;
   if (result.standings.size() > 1 && to_blame(result.standings) == result.blamed) {
     const Standing& standing = result.standings[static_cast<size_t>(rank)];
-    if (standing.state != Standing::State::kFailed) what = offence(standing);
+    const bool told = own != result.failures.end() && !own->hang && standing.state == Standing::State::kCalling;
+    if (standing.state != Standing::State::kFailed && !told) what = offence(standing);
   }
   return fmt::format("{}: {}", ranks_text(result, {result.blamed.begin(), result.blamed.end()}), what);
 }

@@ -15,6 +15,10 @@
 #include "race/launch.h"
 #include "race/rank_loop.h"
 
+namespace faultline::cluster {
+struct Membership;
+}
+
 namespace faultline::race {
 
 inline constexpr double kGraceSeconds = 3;  // beyond the timeout, for ranks to write their evidence
@@ -31,6 +35,15 @@ struct RankFailure {
   std::string sentence;
 };
 
+// What a process needs to make its data group itself.
+struct DataGroupOrder {
+  const cluster::Membership& membership;
+  at::Device device;
+  double timeout_seconds;
+  Heartbeat& heartbeat;
+};
+using DataGroup = std::function<c10::intrusive_ptr<c10d::Backend>(const DataGroupOrder&)>;
+
 struct RunOptions {
   int ranks = 4;
   at::Device device = at::kCPU;
@@ -41,6 +54,8 @@ struct RunOptions {
   Reference reference;
   int threads_per_rank = 0;                      // 0: the machine's cores, divided
   Launch launch;                                 // of ranks that are processes
+  std::optional<PythonRanks> python;             // transport torch: these are Python's
+  DataGroup data_group;                          // of this process; empty: Gloo on a CPU, NCCL on GPUs
   std::map<std::string, std::string> variables;  // that they get besides
 };
 

@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -132,8 +133,7 @@ class JoinedRank {
     agree_on_config(*store_, m_, node_);
     const std::string address = cluster::gloo_address(m_);
     const auto control = cluster::make_gloo(store_, "control", m_.rank, m_.ranks, timeout(), address);
-    data_ = options_.device.is_cpu() ? cluster::make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), address)
-                                     : cluster::make_nccl(store_, "data", m_.rank, m_.ranks, timeout());
+    data_ = make_data_group(address);
     heartbeat_.work(0, -1, "start");
     RankOptions options;
     options.rank = m_.rank;
@@ -143,6 +143,7 @@ class JoinedRank {
     options.heartbeat = &heartbeat_;
     options.evidence_mutex = &evidence_mutex_;
     options.interrupted = options_.interrupted;
+    options.watches_calls = static_cast<bool>(options_.data_group);
     options.alternate_digests = options_.alternate_digests;
     options.reference = options_.reference;
     if (m_.rank == 0) options.progress = options_.progress;
@@ -151,10 +152,17 @@ class JoinedRank {
     data_->shutdown();
   }
 
+  c10::intrusive_ptr<c10d::Backend> make_data_group(const std::string& address) {
+    if (options_.data_group) return options_.data_group({m_, options_.device, config_.timeout_seconds, heartbeat_});
+    if (options_.device.is_cpu()) return cluster::make_gloo(store_, "data", m_.rank, m_.ranks, timeout(), address);
+    return cluster::make_nccl(store_, "data", m_.rank, m_.ranks, timeout());
+  }
+
   // What ends a rank that waits is the transport's error: somebody is missing, and it does not say who. Any other is
   // the rank's own.
   RankFailure failure_of(const std::string& sentence) {
-    const bool waited = heartbeat_.standing().state == Standing::State::kWaiting;
+    const Standing::State state = heartbeat_.standing().state;
+    const bool waited = state == Standing::State::kWaiting || state == Standing::State::kCalling;
     const bool hang = waited && heartbeat_.seconds_here() >= config_.timeout_seconds;
     if (!waited) heartbeat_.fail();
     RankFailure failure{m_.rank, {}, hang, first_line(sentence)};
@@ -273,15 +281,28 @@ class JoinedRank {
   std::unique_ptr<BeatPublisher> publisher_;
 };
 
+c10::Device device_of_rank(c10::DeviceType type, int local_rank) {
+  const int devices = c10::impl::VirtualGuardImpl(type).deviceCount();
+  const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
+  if (local_rank >= devices)
+    throw UsageError(
+        fmt::format("this machine has {} devices {}, and local rank {} needs number {}; start at most {} ranks a "
+                    "machine, or name one for all of them: --device {}:0",
+                    devices, name, local_rank, local_rank, devices, name));
+  return c10::Device(type, static_cast<c10::DeviceIndex>(local_rank));
+}
+
 RunResult run_rank(const cluster::Membership& membership, const std::string& host, bool launched, const Node& node,
                    const Config& config, const RunOptions& options) {
   check_ranks(config, membership.ranks);
   RunOptions own = options;
-  if (!options.device.is_cpu()) {
-    if (!membership.local_rank)
-      throw UsageError(
-          "LOCAL_RANK is not set, which says whose GPU is whose; torchrun sets it, under srun: "
-          "LOCAL_RANK=$SLURM_LOCALID");
+  const bool own_device = !options.device.is_cpu() && !(options.data_group && options.device.has_index());
+  if (own_device && !membership.local_rank)
+    throw UsageError(
+        "LOCAL_RANK is not set, which says whose GPU is whose; torchrun sets it, under srun: "
+        "LOCAL_RANK=$SLURM_LOCALID");
+  if (own_device && options.data_group) own.device = device_of_rank(options.device.type(), *membership.local_rank);
+  if (own_device && !options.data_group) {
     if (membership.on_loopback()) cluster::keep_nccl_on_loopback();
     cluster::load_nccl();
     own.device = cluster::gpu_of_rank(*membership.local_rank, cluster::count_gpus());

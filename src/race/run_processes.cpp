@@ -44,11 +44,11 @@ struct Process {
 };
 
 // A launcher runs in a process group of its own, so that Ctrl-C reaches us alone and the ranks through the store; its
-// output goes to our standard error.
-pid_t start(const LaunchedCommand& command, bool is_launcher) {
+// output goes to our standard error. It, and a rank of Python's, get the whole environment, as from a shell.
+pid_t start(const LaunchedCommand& command, bool is_launcher, bool is_python) {
   std::map<std::string, std::string> variables = record::inherited_environment();
   for (const auto& [name, value] : command.variables) variables[name] = value;
-  if (is_launcher)
+  if (is_launcher || is_python)
     for (const auto& [name, value] : record::whole_environment()) variables.try_emplace(name, value);
   record::ChildEnvironment environment(variables);
   std::vector<char*> words;
@@ -59,8 +59,8 @@ pid_t start(const LaunchedCommand& command, bool is_launcher) {
   if (id != 0) return id;
   ::prctl(PR_SET_PDEATHSIG, is_launcher ? SIGTERM : SIGKILL);  // no rank outlives the one who started it
   if (::getppid() != parent) ::_exit(127);
-  if (is_launcher) {
-    ::setpgid(0, 0);
+  if (is_launcher) ::setpgid(0, 0);
+  if (is_launcher || is_python) {
     ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
     ::dup2(STDERR_FILENO, STDOUT_FILENO);
   }
@@ -88,10 +88,11 @@ class Launcher {
  public:
   Launcher(const Node& node, const Config& config, const RunOptions& options)
       : options_(options),
+        total_(config.verify_iterations),
         is_launcher_(!options.launch.is_local()),
         address_(address_of(options.launch)),
         patience_(config.timeout_seconds + kGraceSeconds + 1, kLook),
-        start_(is_launcher_ ? kLaunchSeconds : kStartSeconds, kLook) {
+        start_(is_launcher_ || options.python ? kLaunchSeconds : kStartSeconds, kLook) {
     c10d::TCPStoreOptions server;
     server.masterListenFd = cluster::listen_at(address_, port_);
     server.port = port_;
@@ -112,11 +113,11 @@ class Launcher {
   ~Launcher() { end_all(); }
 
   void run() {
-    JoinOrder order{address_, port_, options_.ranks, options_.variables};
+    JoinOrder order{address_, port_, options_.ranks, options_.variables, options_.python};
     if (is_launcher_)
       for (const auto& [name, value] : record::forwarded_environment()) order.variables.try_emplace(name, value);
     for (const LaunchedCommand& command : launched_commands(options_.launch, order))
-      processes_.push_back({start(command, is_launcher_), command});
+      processes_.push_back({start(command, is_launcher_, options_.python.has_value()), command});
     while (!collect() && !gave_up()) {
       if (options_.interrupted != nullptr && *options_.interrupted && !std::exchange(told_, true))
         publish_interruption(*store_);
@@ -170,8 +171,13 @@ class Launcher {
       looked_ = Clock::now();
       uint64_t sum = 0;
       bool reported = true;
-      for (const PublishedBeat& beat : read_beats(*store_, options_.ranks)) sum += beat.beats, reported &= beat.present;
+      int64_t iteration = total_;
+      for (const PublishedBeat& beat : read_beats(*store_, options_.ranks)) {
+        sum += beat.beats, reported &= beat.present;
+        iteration = std::min(iteration, beat.standing.iteration);
+      }
       all_reported_ |= reported;
+      if (options_.progress && reported && iteration > done_) options_.progress(done_ = iteration, total_);
       if (sum != beats_) beats_ = sum, patience_.restart();
     }
     return all;
@@ -215,6 +221,7 @@ class Launcher {
   }
 
   RunOptions options_;
+  int64_t total_, done_ = 0;  // iterations
   bool is_launcher_;
   std::string address_;
   uint16_t port_ = 0;
@@ -241,12 +248,17 @@ RunResult run_processes(const Node& node, const Config& config, const RunOptions
   launcher.merge(result);
   result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   conclude(result);
+  if (options.progress && result.iterations() > 0) options.progress(result.iterations(), config.verify_iterations);
   return result;
 }
 
-void check_transport(const std::string& transport, at::Device device) {
-  if (transport != "threads" && transport != "gloo" && transport != "nccl")
-    throw UsageError(fmt::format("--transport: wanted threads, gloo or nccl, got '{}'", transport));
+void check_transport(const std::string& transport, at::Device device, const std::optional<PythonRanks>& python) {
+  if (transport != "threads" && transport != "gloo" && transport != "nccl" && transport != "torch")
+    throw UsageError(fmt::format("--transport: wanted threads, gloo, nccl or torch, got '{}'", transport));
+  if ((transport == "torch") != python.has_value())
+    throw UsageError(python ? "--backend and --import are of transport torch; leave them out, or give --transport torch"
+                            : "transport torch needs a backend of torch.distributed: --backend NAME");
+  if (python) return check_python_ranks(*python);
   if (transport == "gloo" && !device.is_cpu())
     throw UsageError("--transport gloo carries CPU tensors; use --device cpu, or threads or nccl on a GPU");
   if (transport == "nccl" && device.is_cpu())
@@ -256,11 +268,15 @@ void check_transport(const std::string& transport, at::Device device) {
 }
 
 RunResult run(const std::string& transport, const Node& node, const Config& config, const RunOptions& options) {
-  check_transport(transport, options.device);
+  check_transport(transport, options.device, options.python);
   check_launch(options.launch, transport, options.ranks);
   if (const auto membership = cluster::membership_from_environment()) {
     if (!options.launch.is_local())
       throw UsageError("RANK is set: this process is a rank of a job already; leave out the launcher, or unset RANK");
+    if (options.python && !options.data_group)
+      throw UsageError(
+          "RANK is set, and a rank of transport torch is a Python process: torchrun … -m faultline.race --backend "
+          "NAME");
     return run_joined(*membership, node, config, options);
   }
   if (transport == "threads") return run_threads(config, options);

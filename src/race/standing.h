@@ -13,6 +13,7 @@ namespace faultline::race {
 struct Standing {
   enum class State {
     kWorking,  // between two collectives
+    kCalling,  // starts one, in a transport whose call need not wait for the others (foreign_group.h)
     kWaiting,  // in one, or at the end of an iteration for its device; also of a rank that left because nobody came
     kFailed,   // ended by itself: an error of its own, a signal
     kSilent,   // gives no more sign of life, and has not said that it leaves
@@ -22,6 +23,7 @@ struct Standing {
   uint64_t reached = 0;  // collectives that its loop has come to
   uint64_t called = 0;   // of these, those it took part in
   std::string place;     // "iteration 5, layer 7, all_gather"
+  int64_t iteration = 0;
 
   uint64_t left_out() const { return reached - called; }
   std::string text() const;  // "iteration 5, layer 7, all_gather, 61 collectives"
@@ -33,7 +35,9 @@ const char* state_name(Standing::State state);
 //      be the first to notice;
 //   2. it failed;
 //   3. it is silent;
-//   4. it works while the others wait for it; of several such ranks those that came least far.
+//   4. it works while the others wait for it; of several such ranks those that came least far;
+//   5. it is still in the call that starts a collective which another has started and waits in: its transport holds it
+//      up. Where the call itself waits for all, nobody has got past it, and this says nothing.
 // A rank that waits, in step with the others, is never among them. Nobody: all wait for each other. The only rank of a
 // run is its own.
 std::vector<int> to_blame(const std::vector<Standing>& standings);

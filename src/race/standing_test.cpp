@@ -40,6 +40,18 @@ TEST(Blame, OfSeveralThatWorkThoseThatCameLeastFar) {
             (std::vector<int>{2, 3}));
 }
 
+TEST(Blame, WhoIsStillInACallThatOthersHaveReturnedFromIsHeldUpByItsTransport) {
+  EXPECT_EQ(to_blame({standing(State::kWaiting, 61), standing(State::kCalling, 61), standing(State::kWaiting, 61)}),
+            std::vector<int>{1});
+  EXPECT_TRUE(to_blame({standing(State::kCalling, 61), standing(State::kCalling, 61)}).empty())
+      << "a call that waits for all says nothing";
+  EXPECT_TRUE(to_blame({standing(State::kCalling, 61), standing(State::kWaiting, 60)}).empty())
+      << "it waits in an earlier one";
+  EXPECT_EQ(to_blame({standing(State::kCalling, 61), standing(State::kWorking, 60), standing(State::kWaiting, 61)}),
+            std::vector<int>{1})
+      << "who does not come is to blame first";
+}
+
 TEST(Blame, TheOnlyRankIsItsOwn) { EXPECT_EQ(to_blame({standing(State::kWaiting, 5)}), std::vector<int>{0}); }
 
 TEST(Standing, IsTheSameAfterJson) {
@@ -48,7 +60,8 @@ TEST(Standing, IsTheSameAfterJson) {
   EXPECT_EQ(after.state, before.state);
   EXPECT_EQ(after.left_out(), 3u);
   EXPECT_EQ(after.text(), before.text());
-  EXPECT_ANY_THROW(standing_from_json({{"state", "asleep"}, {"reached", 1}, {"called", 1}, {"place", ""}}));
+  EXPECT_ANY_THROW(
+      standing_from_json({{"state", "asleep"}, {"reached", 1}, {"called", 1}, {"place", ""}, {"iteration", 0}}));
 }
 
 TEST(Patience, CountsOnlyTheTimeInWhichItCouldLook) {

@@ -14,9 +14,10 @@ constexpr std::string_view kNoSecret = "_ib_pkey";  // the number of an InfiniBa
 // Not recorded, but handed on: LC_* and the BLAS libraries', which run on some processors only with a variable of
 // theirs.
 constexpr std::array<std::string_view, 6> kHandedOn = {"LC_", "NVPL_", "OPENBLAS_", "BLIS_", "ARMPL_", "DNNL_"};
-constexpr std::array<std::string_view, 22> kPrefixes = {
-    "NCCL_", "RCCL_", "CUDA_", "HIP_", "HSA_", "ROCR_", "NVIDIA_", "GLOO_",  "TORCH_", "PYTORCH_",     "OMP_",
-    "GOMP_", "KMP_",  "MKL_",  "UCX_", "FI_",  "IBV_",  "MLX5_",   "ONEDNN", "ATEN_",  "CUBLAS_WORKS", "FAULTLINE_"};
+constexpr std::array<std::string_view, 25> kPrefixes = {
+    "NCCL_",   "RCCL_", "HCCL_",  "UCC_",     "ASCEND_", "CUDA_",        "HIP_",      "HSA_", "ROCR_",
+    "NVIDIA_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_",    "GOMP_",        "KMP_",      "MKL_", "UCX_",
+    "FI_",     "IBV_",  "MLX5_",  "ONEDNN",   "ATEN_",   "CUBLAS_WORKS", "FAULTLINE_"};
 
 // What any program needs to start and to find its files. LD_PRELOAD is the caller's own, as a fabric's library may need
 // it; a recipe cannot set it.

@@ -188,6 +188,23 @@ void read_command_keys(const Node& recipe, Plan& plan) {
   plan.environment_file = passing != nullptr && passing->as_string() == "file";
 }
 
+void read_backend(const Node& recipe, Plan& plan) {
+  const Node* backend = recipe.find("backend");
+  if (plan.transport != "torch") {
+    if (backend != nullptr) throw backend->error("is read with transport: torch only; remove it");
+    return;
+  }
+  if (backend == nullptr)
+    throw recipe.at("transport")
+        .error("torch needs a backend of torch.distributed; add backend: nccl, hccl, gloo or ucc");
+  plan.python = race::PythonRanks{backend->as_string(), plan.device, {}, ""};
+  try {
+    race::check_python_ranks(*plan.python);
+  } catch (const UsageError& error) {
+    throw backend->error(error.what());
+  }
+}
+
 bool names_network(const Node& recipe) {
   std::vector<const Node*> places = {&recipe};
   for (const Node& cell : recipe.at("cells").items()) places.push_back(&cell);
@@ -223,8 +240,11 @@ Schema section_schema() {
              {.default_value = Node(16), .doc = "of each cell; 16 clean ones exclude a rate of 17.1 %"})
       .field("steps", count(1), {.doc = "verified iterations of a trial"})
       .field("ranks", Schema::integer({.min = 1, .max = 256}), {.default_value = Node(2), .doc = "of a trial"})
-      .field("transport", Schema::choice({"threads", "gloo", "nccl"}), {.default_value = Node("threads")})
-      .field("device", Schema::string(), {.default_value = Node("cpu"), .doc = "cpu, cuda or cuda:INDEX"})
+      .field("transport", Schema::choice({"threads", "gloo", "nccl", "torch"}), {.default_value = Node("threads")})
+      .field("backend", Schema::string({.min = 1}),
+             {.doc = "of torch.distributed, where the transport is torch: nccl, hccl, gloo, ucc …"})
+      .field("device", Schema::string(),
+             {.default_value = Node("cpu"), .doc = "cpu, cuda or cuda:INDEX; with transport torch any that torch has"})
       .field("launcher", race::launch_schema(),
              {.default_value = Node::map(), .doc = "who starts the ranks, and on which machines"})
       .field("seed", Schema::integer({.min = 0}),
@@ -290,6 +310,7 @@ Plan read_plan(const Node& given, const std::string& name, const std::filesystem
   plan.timeout_per_trial = timeout.is_null() ? 0 : timeout.as_number();
   plan.transport = recipe.at("transport").as_string();
   plan.device = recipe.at("device").as_string();
+  read_backend(recipe, plan);
   if (plan.transport == "gloo" && plan.device != "cpu")
     throw recipe.at("transport").error("gloo carries CPU tensors; use threads or nccl on a GPU");
   if (plan.transport == "nccl" && plan.device != "cuda")
@@ -303,9 +324,8 @@ Plan read_plan(const Node& given, const std::string& name, const std::filesystem
   plan.seed = static_cast<uint64_t>(recipe.at("seed").as_integer());
   if (given.find("transport") == nullptr && plan.command.empty() && names_network(recipe))
     plan.notes.emplace_back(
-        "NCCL_* and RCCL_* are read over transport nccl alone, and the recipe names none: the ranks are threads of "
-        "this "
-        "machine; transport=nccl device=cuda ranks=N takes its GPUs");
+        "NCCL_* and RCCL_* are read over transports nccl and torch alone, and the recipe names none: the ranks are "
+        "threads of this machine; transport=nccl device=cuda ranks=N takes its GPUs");
   return plan;
 }
 
@@ -322,6 +342,13 @@ void Plan::set_launch(race::Launch wanted) {
     throw UsageError("a command is its own launcher; remove the launcher, or put it before the command");
   if (command.empty()) race::check_launch(wanted, transport, ranks);
   launch = std::move(wanted);
+}
+
+void Plan::set_imports(const std::vector<std::string>& modules) {
+  if (modules.empty()) return;
+  if (!python) throw UsageError("--import: modules are imported by ranks of transport torch; this recipe has none");
+  python->imports = modules;
+  race::check_python_ranks(*python);
 }
 
 int64_t Plan::total_trials() const {
@@ -359,6 +386,7 @@ Json to_json(const Plan& plan) {
                {"launcher", race::to_json(plan.launch)},
                {"seed", plan.seed},
                {"cells", cells}};
+  if (plan.python) json["backend"] = plan.python->backend, json["imports"] = plan.python->imports;
   if (!plan.rules_as_given.empty()) json["rules"] = plan.rules_as_given;
   return json;
 }
@@ -368,6 +396,7 @@ namespace {
 std::string headline(const Plan& plan) {
   std::string runs = plan.command.empty() ? fmt::format("{} ranks over {}", plan.ranks, plan.transport)
                                           : fmt::format("command '{}'", fmt::join(plan.command, " "));
+  if (plan.python) runs += fmt::format(" ({} on {})", plan.python->backend, plan.python->device);
   if (!plan.launch.is_local()) runs += " by " + race::describe(plan.launch);
   return fmt::format("{}: {} cells, {} trials, {}, baseline '{}'", plan.name, plan.cells.size(), plan.total_trials(),
                      runs, plan.baseline_cell().name);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,7 +47,8 @@ struct Plan {
   double timeout_per_trial = 600;
   int ranks = 2;
   std::string transport = "threads", device = "cpu";
-  race::Launch launch;  // of ranks that are processes
+  race::Launch launch;                      // of ranks that are processes
+  std::optional<race::PythonRanks> python;  // transport torch
   uint64_t seed = 0;
   std::vector<std::string> command;  // of every trial; empty: a race
   std::vector<OutputPattern> patterns;
@@ -56,7 +58,8 @@ struct Plan {
   std::vector<std::string> notes;        // what was translated, and what does nothing here
   Node resolved;                         // the recipe in our words with every default written out
 
-  void set_launch(race::Launch launch);  // UsageError where it does not fit
+  void set_launch(race::Launch launch);                       // UsageError where it does not fit
+  void set_imports(const std::vector<std::string>& modules);  // of Python's ranks; never from a recipe, which is data
   const Cell& baseline_cell() const { return cells[baseline]; }
   int64_t total_trials() const;
   bool repeats() const { return rules_as_given.contains("same_between_trials"); }  // trials are held against each other

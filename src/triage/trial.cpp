@@ -47,6 +47,7 @@ std::string TrialRequest::fingerprint() const {
   Json decides = {{"cell", cell},           {"index", index},   {"seed", std::to_string(seed)}, {"ranks", ranks},
                   {"transport", transport}, {"device", device}, {"variables", variables},       {"config", config}};
   if (!launch.is_local()) decides["launcher"] = race::to_json(launch);
+  if (python) decides["python"] = race::to_json(*python);
   if (!command.empty()) decides["command"] = command, decides["patterns"] = patterns;
   if (!rules.empty()) decides["rules"] = rules;
   return record::json_hash(decides);
@@ -62,6 +63,7 @@ TrialRequest make_request(const Plan& plan, const Cell& cell, int64_t index) {
   request.device = plan.device;
   request.variables = cell.variables;
   request.launch = plan.launch;
+  request.python = plan.python;
   request.config = faultline::to_json(cell.config);
   request.timeout = plan.timeout_per_trial;
   request.command = plan.command;
@@ -84,6 +86,7 @@ AskedTrial ask(TrialRequest request, const std::filesystem::path& folder) {
                {"device", asked.device},
                {"launcher", race::to_json(asked.launch)},
                {"variables", asked.variables}};
+  if (asked.python) json["python"] = race::to_json(*asked.python);
   if (!asked.command.empty())
     json = {{"nonce", trial.nonce},    {"command", asked.command},     {"patterns", asked.patterns},
             {"rules", asked.rules},    {"variables", asked.variables}, {"environment_file", asked.environment_file},
@@ -100,9 +103,9 @@ trials::Task AskedTrial::task() const {
   task.variables = request.variables;
   task.processors = request.ranks;
   task.timeout = request.timeout;
-  // A command, and a launcher such as ssh or srun, are the caller's own: they get the caller's whole environment, as
-  // from a shell (an agent's socket, an allocation of Slurm's).
-  if (!request.command.empty() || !request.launch.is_local())
+  // A command, a launcher such as ssh or srun, and a Python with its backends are the caller's own: they get the
+  // caller's whole environment, as from a shell (an agent's socket, an allocation of Slurm's, PYTHONPATH).
+  if (!request.command.empty() || !request.launch.is_local() || request.python)
     for (const auto& [name, value] : record::whole_environment()) task.variables.try_emplace(name, value);
   if (request.command.empty()) return task;
   // Its time limit is kept by the process beside it, which also ends what it left behind; ours is for the case that

@@ -19,6 +19,7 @@ struct TrialRequest {
   std::string transport, device;
   Environment variables;
   race::Launch launch;
+  std::optional<race::PythonRanks> python;
   Json config;
   double timeout = 600;
   std::vector<std::string> command;  // empty: a race

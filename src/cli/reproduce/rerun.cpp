@@ -133,6 +133,12 @@ Rerun of_race(const LoadedRecord& record, const fs::path& folder) {
                      text_at(how, "seed"),
                      "--out",
                      rerun.result.string()};
+  if (const Json& imports = report::at(how, "imports"); imports.is_array() && !imports.empty())
+    refuse_rerun(record,
+                 "its ranks imported modules of Python, and a record chooses no code; run `python -m faultline.race` "
+                 "with the --import that you want");
+  if (const std::string backend = text_at(how, "backend"); !backend.empty())
+    rerun.arguments.insert(rerun.arguments.end(), {"--backend", backend});
   return rerun;
 }
 

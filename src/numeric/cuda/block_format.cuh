@@ -5,6 +5,7 @@
 #pragma once
 
 #include "numeric/arithmetic.h"
+#include "numeric/cuda/lanes.cuh"
 #include "numeric/cuda/pairs.cuh"
 #include "numeric/formats.h"
 
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, kLedger ? 3 : 6)
     uint32_t top = chunk_amax<Type>(x, finite);
 #pragma unroll
     for (int offset = 1; offset < block_lanes(kKind); offset *= 2)
-      top = max(top, __shfl_xor_sync(0xFFFFFFFFu, top, offset));
+      top = max(top, __shfl_xor_sync(kAllLanes, top, offset));
     if (!exists) continue;
     const float amax = Type::value(static_cast<uint16_t>(top));
     const Scale scale = kKind == FormatKind::kNvfp4 ? nvfp4_block_scale(amax, per_amax, scales, global, a.normal_scales)

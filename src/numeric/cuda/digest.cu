@@ -20,16 +20,17 @@ __device__ __forceinline__ uint4 load_words(const uint8_t* bytes, int64_t offset
 
 // A residue below 2^61 summed over the block, without leaving 64 bits: its 32-bit halves are added apart.
 __device__ __forceinline__ uint64_t block_sum61(uint64_t residue) {
-  __shared__ uint64_t warps[2][kThreads / 32];
+  __shared__ uint64_t warps[2][kThreads / kWarpLanes];
   uint64_t lower = residue & 0xFFFFFFFFu, upper = residue >> 32;
-  for (int offset = 16; offset > 0; offset /= 2) {
-    lower += __shfl_down_sync(0xFFFFFFFFu, lower, offset);
-    upper += __shfl_down_sync(0xFFFFFFFFu, upper, offset);
+  for (int offset = kWarpLanes / 2; offset > 0; offset /= 2) {
+    lower += __shfl_down_sync(kAllLanes, lower, offset);
+    upper += __shfl_down_sync(kAllLanes, upper, offset);
   }
-  if (threadIdx.x % 32 == 0) warps[0][threadIdx.x / 32] = lower, warps[1][threadIdx.x / 32] = upper;
+  if (threadIdx.x % kWarpLanes == 0)
+    warps[0][threadIdx.x / kWarpLanes] = lower, warps[1][threadIdx.x / kWarpLanes] = upper;
   __syncthreads();
   lower = upper = 0;
-  for (int w = 0; w < kThreads / 32; ++w) lower += warps[0][w], upper += warps[1][w];
+  for (int w = 0; w < kThreads / kWarpLanes; ++w) lower += warps[0][w], upper += warps[1][w];
   return reduce61(fold61(lower) + multiply61(upper, uint64_t{1} << 32));
 }
 
@@ -149,12 +150,12 @@ __global__ void __launch_bounds__(kThreads) checksum_kernel(const Integer* data,
 #pragma unroll 4
   for (int64_t i = thread; i < loads; i += stride) total += add_words<Integer>(reinterpret_cast<const uint4*>(data)[i]);
   for (int64_t i = loads * kPerLoad + thread; i < elements; i += stride) total += static_cast<int64_t>(data[i]);
-  for (int offset = 16; offset > 0; offset /= 2) total += __shfl_down_sync(0xFFFFFFFFu, total, offset);
-  __shared__ int64_t warps[kThreads / 32];
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = total;
+  for (int offset = kWarpLanes / 2; offset > 0; offset /= 2) total += __shfl_down_sync(kAllLanes, total, offset);
+  __shared__ int64_t warps[kThreads / kWarpLanes];
+  if (threadIdx.x % kWarpLanes == 0) warps[threadIdx.x / kWarpLanes] = total;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int w = 1; w < kThreads / 32; ++w) total += warps[w];
+  for (int w = 1; w < kThreads / kWarpLanes; ++w) total += warps[w];
   atomicAdd(reinterpret_cast<unsigned long long*>(result), static_cast<unsigned long long>(total));
 }
 

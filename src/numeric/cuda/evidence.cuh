@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "numeric/cuda/kernels.h"
+#include "numeric/cuda/lanes.cuh"
 #include "numeric/dtype.h"
 
 namespace faultline::numeric::cuda {
@@ -87,13 +88,12 @@ __device__ __forceinline__ void add_element(LaneEvidence& lane, int j, float x, 
 // Four sums over a warp at once, each by halving as ledger.h has it: half the lanes take over two of the sums, a
 // quarter one. Sum k ends in lanes 8k … 8k + 7.
 __device__ __forceinline__ double warp_sums(const double (&sum)[kPartialSums]) {
-  static_assert(kPartialSums == 4);
-  constexpr uint32_t kAll = 0xFFFFFFFFu;
+  static_assert(kPartialSums == 4 && kWarpLanes == 32);  // Note [Groups of 32 lanes]
   const bool high = threadIdx.x & 16, odd = threadIdx.x & 8;
-  const double even_sum = (high ? sum[2] : sum[0]) + __shfl_xor_sync(kAll, high ? sum[0] : sum[2], 16);
-  const double odd_sum = (high ? sum[3] : sum[1]) + __shfl_xor_sync(kAll, high ? sum[1] : sum[3], 16);
-  double total = (odd ? odd_sum : even_sum) + __shfl_xor_sync(kAll, odd ? even_sum : odd_sum, 8);
-  for (int offset = 4; offset > 0; offset /= 2) total += __shfl_xor_sync(kAll, total, offset);
+  const double even_sum = (high ? sum[2] : sum[0]) + __shfl_xor_sync(kAllLanes, high ? sum[0] : sum[2], 16);
+  const double odd_sum = (high ? sum[3] : sum[1]) + __shfl_xor_sync(kAllLanes, high ? sum[1] : sum[3], 16);
+  double total = (odd ? odd_sum : even_sum) + __shfl_xor_sync(kAllLanes, odd ? even_sum : odd_sum, 8);
+  for (int offset = 4; offset > 0; offset /= 2) total += __shfl_xor_sync(kAllLanes, total, offset);
   return total;
 }
 
@@ -103,20 +103,20 @@ __device__ __forceinline__ void add_word(uint64_t* word, uint64_t value) {
 
 // The block's lanes -> the ledger row.
 __device__ __forceinline__ void add_to_ledger(const LaneEvidence& lane, uint64_t* row) {
-  __shared__ double sums[kPartialSums][kThreads / 32];
-  __shared__ uint32_t counts[kPartialCounts + 1][kThreads / 32];
-  const int warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  __shared__ double sums[kPartialSums][kThreads / kWarpLanes];
+  __shared__ uint32_t counts[kPartialCounts + 1][kThreads / kWarpLanes];
+  const int warp = threadIdx.x / kWarpLanes, place = threadIdx.x % kWarpLanes;
   const double total = warp_sums(
       {static_cast<double>(add_chunk_lanes(lane.sum_abs)), static_cast<double>(add_chunk_lanes(lane.sum_squared_error)),
        static_cast<double>(add_chunk_lanes(lane.sum_squared_value)), static_cast<double>(lane.relative)});
   if (place % 8 == 0) sums[place / 8][warp] = total;
   const uint32_t own[kPartialCounts] = {lane.selected,  lane.changed,   lane.nonzero, lane.zeroed,
                                         lane.nonfinite, lane.saturated, lane.sampled};
-  const bool rare = __any_sync(0xFFFFFFFFu, lane.zeroed | lane.nonfinite | lane.saturated | lane.sampled);
-  const uint32_t max = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(lane.max));
+  const bool rare = __any_sync(kAllLanes, lane.zeroed | lane.nonfinite | lane.saturated | lane.sampled);
+  const uint32_t max = __reduce_max_sync(kAllLanes, __float_as_uint(lane.max));
 #pragma unroll
   for (int k = 0; k < kPartialCounts; ++k) {
-    const uint32_t count = k < kCountZeroed || rare ? __reduce_add_sync(0xFFFFFFFFu, own[k]) : 0;
+    const uint32_t count = k < kCountZeroed || rare ? __reduce_add_sync(kAllLanes, own[k]) : 0;
     if (place == 0) counts[k][warp] = count;
   }
   if (place == 0) counts[kPartialCounts][warp] = max;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void add_to_ledger(const LaneEvidence& lane, uint64_t
   if (k < kPartialSums) {
     double all = sums[k][0];
 #pragma unroll
-    for (int w = 1; w < kThreads / 32; ++w) all += sums[k][w];
+    for (int w = 1; w < kThreads / kWarpLanes; ++w) all += sums[k][w];
     const Digits digits = digits_of(all);
 #pragma unroll
     for (int d = 0; d < 3; ++d) add_word(row + kWordSums + k * kDigits + digits.first + d, digits.digit[d]);
@@ -133,12 +133,12 @@ __device__ __forceinline__ void add_to_ledger(const LaneEvidence& lane, uint64_t
   } else if (k < kPartialSums + kPartialCounts) {
     uint32_t all = 0;
 #pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) all += counts[k - kPartialSums][w];
+    for (int w = 0; w < kThreads / kWarpLanes; ++w) all += counts[k - kPartialSums][w];
     add_word(row + kWordCounts + k - kPartialSums, all);
   } else if (k == kPartialSums + kPartialCounts) {
     uint32_t bits = 0;
 #pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) bits = ::max(bits, counts[kPartialCounts][w]);
+    for (int w = 0; w < kThreads / kWarpLanes; ++w) bits = ::max(bits, counts[kPartialCounts][w]);
     const double largest = static_cast<double>(__uint_as_float(bits));
     if (largest > 0)
       atomicMax(reinterpret_cast<unsigned long long*>(row + kWordMax),

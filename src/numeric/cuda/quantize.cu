@@ -19,10 +19,10 @@ __device__ __forceinline__ void merge(UnitRange& range, float x) {
 
 __device__ __forceinline__ void merge_across(UnitRange& range, int lanes) {
   for (int offset = 1; offset < lanes; offset *= 2) {
-    range.amax = fmaxf(range.amax, __shfl_xor_sync(0xFFFFFFFFu, range.amax, offset));
-    range.low = fminf(range.low, __shfl_xor_sync(0xFFFFFFFFu, range.low, offset));
-    range.high = fmaxf(range.high, __shfl_xor_sync(0xFFFFFFFFu, range.high, offset));
-    range.nonfinite |= __shfl_xor_sync(0xFFFFFFFFu, range.nonfinite, offset);
+    range.amax = fmaxf(range.amax, __shfl_xor_sync(kAllLanes, range.amax, offset));
+    range.low = fminf(range.low, __shfl_xor_sync(kAllLanes, range.low, offset));
+    range.high = fmaxf(range.high, __shfl_xor_sync(kAllLanes, range.high, offset));
+    range.nonfinite |= __shfl_xor_sync(kAllLanes, range.nonfinite, offset);
   }
 }
 
@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kThreads) tensor_amax_kernel(const uint4* data
     bool finite = true;
     top = max(top, chunk_amax<Type>(x, finite));
   }
-  top = __reduce_max_sync(0xFFFFFFFFu, top);
-  if (threadIdx.x % 32 == 0 && top > 0)
+  top = __reduce_max_sync(kAllLanes, top);
+  if (threadIdx.x % kWarpLanes == 0 && top > 0)
     atomicMax(reinterpret_cast<unsigned*>(&unit->amax), __float_as_uint(Type::value(static_cast<uint16_t>(top))));
 }
 
@@ -152,12 +152,12 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) merge(range, Type::value(values.bits[j]));
   }
-  merge_across(range, 32);
-  __shared__ SharedRoom<UnitRange, kThreads / 32> shared;
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = range;
+  merge_across(range, kWarpLanes);
+  __shared__ SharedRoom<UnitRange, kThreads / kWarpLanes> shared;
+  if (threadIdx.x % kWarpLanes == 0) shared[threadIdx.x / kWarpLanes] = range;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int w = 1; w < kThreads / 32; ++w) {
+  for (int w = 1; w < kThreads / kWarpLanes; ++w) {
     range.amax = fmaxf(range.amax, shared[w].amax);
     range.low = fminf(range.low, shared[w].low);
     range.high = fmaxf(range.high, shared[w].high);
@@ -171,16 +171,16 @@ template <class Type>
 __global__ void __launch_bounds__(kThreads)
     unit_range_kernel(const typename Type::Bits* data, int64_t rows, int64_t columns, int64_t unit_rows,
                       int64_t unit_columns, int64_t units_across, int64_t units, UnitRange* ranges) {
-  const int64_t unit = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const int64_t unit = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarpLanes;
   if (unit >= units) return;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % kWarpLanes;
   const int64_t row = unit / units_across * unit_rows, column = unit % units_across * unit_columns;
   const int64_t last_row = min(row + unit_rows, rows), last_column = min(column + unit_columns, columns);
   UnitRange range;
   for (int64_t r = row; r < last_row; ++r) {
-    for (int64_t c = column + lane; c < last_column; c += 32) merge(range, Type::value(data[r * columns + c]));
+    for (int64_t c = column + lane; c < last_column; c += kWarpLanes) merge(range, Type::value(data[r * columns + c]));
   }
-  merge_across(range, 32);
+  merge_across(range, kWarpLanes);
   if (lane == 0) ranges[unit] = range;
 }
 
@@ -204,7 +204,7 @@ void launch_ranges(Granularity granularity, bool amax_only, const void* data, in
     const int64_t unit_rows = tiled ? kFormatTile : 1, unit_columns = tiled ? kFormatTile : columns;
     const int64_t across = (columns + unit_columns - 1) / unit_columns,
                   units = across * ((rows + unit_rows - 1) / unit_rows);
-    const unsigned blocks = static_cast<unsigned>((units * 32 + kThreads - 1) / kThreads);
+    const unsigned blocks = static_cast<unsigned>((units * kWarpLanes + kThreads - 1) / kThreads);
     unit_range_kernel<Type>
         <<<blocks, kThreads, 0, stream>>>(values, rows, columns, unit_rows, unit_columns, across, units, ranges);
   }

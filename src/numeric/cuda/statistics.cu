@@ -7,7 +7,7 @@ namespace faultline::numeric::cuda {
 namespace {
 
 __device__ __forceinline__ double warp_add(double value) {
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xFFFFFFFFu, value, offset);
+  for (int offset = kWarpLanes / 2; offset > 0; offset /= 2) value += __shfl_down_sync(kAllLanes, value, offset);
   return value;
 }
 
@@ -46,8 +46,8 @@ __device__ __forceinline__ Sums warp_fold(Sums total) {
   total.sum_abs = warp_add(total.sum_abs);
   total.sum = warp_add(total.sum);
   total.sum_squares = warp_add(total.sum_squares);
-  for (int offset = 16; offset > 0; offset /= 2)
-    total.max = fmax(total.max, __shfl_down_sync(0xFFFFFFFFu, total.max, offset));
+  for (int offset = kWarpLanes / 2; offset > 0; offset /= 2)
+    total.max = fmax(total.max, __shfl_down_sync(kAllLanes, total.max, offset));
   return total;
 }
 
@@ -69,24 +69,24 @@ __device__ __forceinline__ void add_chunk(const typename Type::Bits* data, int64
 template <class Type>
 __global__ void __launch_bounds__(kThreads)
     row_kernel(ReferenceArguments r, const typename Type::Bits* data, float* out) {
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarpLanes;
   if (row * r.columns >= r.elements) return;
   Sums lane[kChunk];
-  for (int64_t column = (threadIdx.x % 32) * kChunk; column < r.columns; column += kRowLanes) {
+  for (int64_t column = (threadIdx.x % kWarpLanes) * kChunk; column < r.columns; column += kRowLanes) {
     add_chunk<Type>(data, row * r.columns + column, (row + 1) * r.columns, lane);
   }
   const Sums total = warp_fold(fold(lane));
-  if (threadIdx.x % 32 == 0) out[row] = value_of(r.kind, total);
+  if (threadIdx.x % kWarpLanes == 0) out[row] = value_of(r.kind, total);
 }
 
 // The maximum alone needs no order and no fp64.
 template <class Type>
 __global__ void __launch_bounds__(kThreads)
     row_max_kernel(ReferenceArguments r, const typename Type::Bits* data, float* out) {
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarpLanes;
   if (row * r.columns >= r.elements) return;
   float max = 0;
-  for (int64_t column = (threadIdx.x % 32) * kChunk; column < r.columns; column += kRowLanes) {
+  for (int64_t column = (threadIdx.x % kWarpLanes) * kChunk; column < r.columns; column += kRowLanes) {
     const auto values = load_chunk(data, row * r.columns + column,
                                    static_cast<int>(min(r.columns - column, static_cast<int64_t>(kChunk))));
 #pragma unroll
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(kThreads)
       max = is_finite(x) ? fmaxf(max, magnitude(x)) : max;
     }
   }
-  max = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(max)));
-  if (threadIdx.x % 32 == 0) out[row] = max;
+  max = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(max)));
+  if (threadIdx.x % kWarpLanes == 0) out[row] = max;
 }
 
 template <class Type>
@@ -130,13 +130,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // 256 threads -> one, by the tree of ledger.h; the result is thread 0's.
 __device__ __forceinline__ Sums block_fold(Sums total) {
-  __shared__ SharedRoom<Sums, kThreads / 32> warps;
+  __shared__ SharedRoom<Sums, kThreads / kWarpLanes> warps;
   total = warp_fold(total);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = total;
+  if (threadIdx.x % kWarpLanes == 0) warps[threadIdx.x / kWarpLanes] = total;
   __syncthreads();
   total = {};
-  for (int w = 0; w < kThreads / 32; ++w) {
+  for (int w = 0; w < kThreads / kWarpLanes; ++w) {
     total.count += warps[w].count;
     total.max = fmax(total.max, warps[w].max);
     total.sum_abs += warps[w].sum_abs;
@@ -182,7 +182,7 @@ void launch_reference(const ReferenceArguments& r, Axis axis, const void* data, 
   const auto* values = static_cast<const typename Type::Bits*>(data);
   const int64_t rows = r.elements / r.columns;
   if (axis == Axis::kToken) {
-    const unsigned blocks = static_cast<unsigned>((rows * 32 + kThreads - 1) / kThreads);
+    const unsigned blocks = static_cast<unsigned>((rows * kWarpLanes + kThreads - 1) / kThreads);
     if (r.kind == Reference::kMaxAbs) {
       row_max_kernel<Type><<<blocks, kThreads, 0, stream>>>(r, values, out);
     } else {

@@ -195,8 +195,7 @@ Gate gate_of(const LifetimeArguments& lifetime, uint64_t noise_key, const Device
 }  // namespace
 
 bool has_own_kernels(const at::Device& device) {
-  static const bool rocm = at::globalContext().hasROCM();
-  return device.is_cpu() || (device.is_cuda() && !rocm);
+  return device.is_cpu() || (device.is_cuda() && has_cuda_kernels());
 }
 
 bool serves(const at::Device& device) {

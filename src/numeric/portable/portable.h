@@ -11,7 +11,7 @@
 
 namespace faultline::numeric::portable {
 
-// Whether the library has kernels for it: a CPU, and NVIDIA's GPUs; a ROCm build of torch calls AMD's by the same name.
+// Whether this library has kernels for it: a CPU, and the GPUs that it was built for.
 bool has_own_kernels(const at::Device& device);
 
 // Whether calls on this device are served here: it has no kernels of ours, or the environment asks for it.

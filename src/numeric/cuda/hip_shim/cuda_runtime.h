@@ -1,12 +1,14 @@
-// CUDA's words in HIP's, for compiling the CUDA kernels with hipcc. The kernels think in warps of 32 neighbouring
-// threads; here every exchange between lanes has that width, so on a processor whose wavefront has 64 lanes the two
-// halves do not see each other. What these kernels use is here and nothing more.
+// CUDA's words in HIP's, for compiling the CUDA kernels with hipcc. The kernels think in groups of 32 neighbouring
+// threads (lanes.cuh); here every exchange between lanes has that width, so on a processor whose wavefront has 64 lanes
+// the two halves do not see each other. What these kernels use is here and nothing more.
 #pragma once
 
 #include <hip/hip_runtime.h>
 
 #include <cstdint>
 #include <cstring>
+
+#include "numeric/cuda/lanes.cuh"
 
 #define __grid_constant__
 
@@ -57,27 +59,27 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return hipGetLastError();
 }
 
-// --- lanes of a warp of 32 ---
-inline constexpr int kLanes = 32;
+// --- lanes of a group ---
+using faultline::numeric::cuda::kWarpLanes;
 
 template <class Type>
 __device__ __forceinline__ Type __shfl_xor_sync(uint32_t, Type value, int mask) {
-  return __shfl_xor(value, mask, kLanes);
+  return __shfl_xor(value, mask, kWarpLanes);
 }
 template <class Type>
 __device__ __forceinline__ Type __shfl_down_sync(uint32_t, Type value, unsigned by) {
-  return __shfl_down(value, by, kLanes);
+  return __shfl_down(value, by, kWarpLanes);
 }
 template <class Type>
 __device__ __forceinline__ Type __shfl_up_sync(uint32_t, Type value, unsigned by) {
-  return __shfl_up(value, by, kLanes);
+  return __shfl_up(value, by, kWarpLanes);
 }
 __device__ __forceinline__ uint32_t __reduce_add_sync(uint32_t, uint32_t value) {
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) value += __shfl_xor(value, mask, kLanes);
+  for (int mask = kWarpLanes / 2; mask > 0; mask /= 2) value += __shfl_xor(value, mask, kWarpLanes);
   return value;
 }
 __device__ __forceinline__ uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) value = max(value, __shfl_xor(value, mask, kLanes));
+  for (int mask = kWarpLanes / 2; mask > 0; mask /= 2) value = max(value, __shfl_xor(value, mask, kWarpLanes));
   return value;
 }
 __device__ __forceinline__ bool __any_sync(uint32_t, bool value) {
