@@ -152,6 +152,27 @@ def test_a_campaign_in_worker_processes_gives_the_same_trials(model, tmp_path):
     assert "pool" in launch("run", recipe, "--out", tmp_path, "--summarise").stdout
 
 
+def test_flips_at_the_edges_of_the_range_accuse_their_layer_alone(model, tmp_path):
+    """Each kind of flip in each class of places once, in every type; the whole campaign is recipes/diagnose-edges.yaml."""
+    done = launch("run", "recipes/diagnose-edges.yaml", f"model={model}", "diagnose.trials=1", "diagnose.healthy=3", "--out", tmp_path, "--quiet", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)["summary"]
+    for method in METHODS:
+        pool = summary["methods"][method]["pools"]["all"]
+        assert pool["accused_others"] == 0
+        assert pool["layer"]["right"] == pool["layer"]["trials"] > 40
+        assert summary["methods"][method]["healthy"]["all"]["flagged"] == 0
+
+
+def test_what_is_out_of_range_is_said_and_never_healthy(model):
+    code, json_ = diagnosed(model, "--method", "shadow", "--fault", "inf(extent.fraction=0.5,extent.structure=row) @ module=layer_output,layer=2")
+    assert code == 1
+    (verdict,) = json_["verdicts"]
+    assert {candidate["layer"] for candidate in verdict["candidates"]} == {2}
+    assert {layer["layer"] for layer in verdict["untested"]["layers"]} >= {3, 4, 5} and verdict["untested"]["share"] > 0.1
+    assert any("beyond the range" in sentence for sentence in verdict["not_tested"])
+
+
 def test_the_published_table_is_what_the_records_say(tmp_path):
     records = tmp_path / "records.jsonl"
     records.write_bytes(gzip.decompress((ROOT / "docs/results/diagnosis.jsonl.gz").read_bytes()))

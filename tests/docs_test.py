@@ -61,7 +61,7 @@ NOT_REPLAYED = {
     r"vllm": "needs vLLM in an environment of its own; ./dev test-clients runs the same file (clients_vllm_test)",
     r"verl|/shared/|FAULTLINE_RECIPE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
     r"^python -m faultline .*(script\.py|package\.module)": "the reader's own script; clients_examples_test runs ours",
-    r"diagnose-campaign|--passes 64|--rarity|--method all|--selftest": "minutes to hours; diagnose_test, campaign_test and race_test run smaller ones",
+    r"diagnose-campaign|diagnose-edges|--passes 64|--rarity|--method all|--selftest": "minutes to hours; diagnose_test, campaign_test and race_test run smaller ones",
     r"/models/|/elsewhere/| FILE|--resume runs/|report runs/deadzone|list-mitigations": "names files of the reader's, or stands for several commands; recipes_test, experiment_test, train_kill_test and triage_test have their own",
     r"^faultline triage run .* -- ": "the reader's own launch; triage_upstream_test runs such commands",
     r"\.sh |ppo_trainer|srdd_error_finder|^faultline convert --( |environment)|planted\.yaml|^faultline train (a|recipe)\.yaml": "files and models of other systems; convert_upstream_test has their literal settings, a script of their form and the diagnosis of what is planted",

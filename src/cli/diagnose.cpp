@@ -76,12 +76,15 @@ std::string explained(const diagnose::Candidate& candidate) {
 void show(const diagnose::Diagnosis& diagnosis, bool explain) {
   const bool found = diagnosis.fault_found();
   print(styled(Style::kHeading, diagnosis.method) + ": ");
-  const std::string fine = diagnosis.not_tested.empty() ? "healthy"
-                           : diagnosis.broken_off       ? "not tested to the end"
-                                                        : "healthy where tested";
-  print((found                  ? styled(Style::kBad, "a fault")
-         : diagnosis.broken_off ? styled(Style::kBad, fine)
-                                : styled(Style::kGood, fine)) +
+  const std::string_view verdict = diagnose::verdict_of(diagnosis);
+  const bool untested = verdict == "not_tested";
+  const std::string fine = verdict == "healthy"   ? "healthy"
+                           : !untested            ? "healthy where tested"
+                           : diagnosis.broken_off ? "not tested to the end"
+                                                  : "not tested";
+  print((found      ? styled(Style::kBad, "a fault")
+         : untested ? styled(Style::kBad, fine)
+                    : styled(Style::kGood, fine)) +
         fmt::format("  ({} relations, {:.1f} forward-equivalents, {:.2f} s)\n", diagnosis.relations, diagnosis.forwards,
                     diagnosis.seconds));
   std::size_t shown = 0;
@@ -155,7 +158,7 @@ ExitCode diagnose(const DiagnoseOptions& options, const Globals& globals) {
     if (!globals.json) show(diagnosis, options.explain);
     // In a list of methods classic is there to be compared, not believed: it has no error rate.
     if (method != "classic" || methods.size() == 1) found |= diagnosis.fault_found();
-    untested |= diagnosis.relations == 0 || diagnosis.broken_off;
+    untested |= diagnosis.relations == 0 || diagnosis.broken_off;  // also where a fault was found before
     verdicts.push_back(diagnose::to_json(diagnosis));
   }
   // The proof of the planted fault decides whether the verdicts may be believed.

@@ -91,8 +91,8 @@ void add_campaign_options(CLI::App& command, CampaignOptions& options) {
   const auto option = [&](const char* name, std::string& value, const char* text, const char* type) {
     return command.add_option(name, value, text)->group("Campaign of diagnoses")->type_name(type);
   };
-  offer(option("--campaign", options.preset, "measure the methods instead: smoke or full", "PRESET"),
-        {"smoke", "full"});
+  offer(option("--campaign", options.preset, "measure the methods instead: smoke, full or edges", "PRESET"),
+        {"smoke", "full", "edges"});
   option("--store", options.store, "trials are kept and continued here", "FILE")->capture_default_str();
   option("--summarise", options.summarise, "run nothing: rates from a store or from records", "FILE");
   add_pace_options(command, options.pace, "Campaign of diagnoses");
@@ -102,8 +102,8 @@ void add_campaign_options(CLI::App& command, CampaignOptions& options) {
 
 ExitCode run_diagnosis_campaign(const ModelOptions& model, const CampaignOptions& options,
                                 const std::vector<std::string>& methods, const Globals& globals) {
-  if (options.preset != "smoke" && options.preset != "full")
-    throw UsageError(fmt::format("--campaign: smoke or full; got '{}'", options.preset));
+  if (options.preset != "smoke" && options.preset != "full" && options.preset != "edges")
+    throw UsageError(fmt::format("--campaign: smoke, full or edges; got '{}'", options.preset));
   diagnose::CampaignSpec spec = diagnose::campaign_spec(options.preset);
   spec.methods = methods;
   spec.seed = globals.seed();

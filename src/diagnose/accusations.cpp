@@ -20,16 +20,32 @@ int level_of(const std::string& operation) {
 }  // namespace
 
 void Accusations::add(Observation observation, int64_t pass) {
-  ++relations_;
-  elements_ += observation.observed.numel();
   waiting_elements_ += observation.observed.numel();
   waiting_.push_back(std::move(observation)), waiting_passes_.push_back(pass);
   if (waiting_elements_ > kMostWaiting) settle();
 }
 
-void Accusations::note_kept(const Observation& observation) {
-  ++relations_;
-  elements_ += observation.observed.numel();
+void Accusations::note_kept(const Observation& observation, const Glance& seen) { count(observation, seen); }
+
+void Accusations::note_untested(site::PlaceId place, int64_t elements) {
+  Untested& layer = by_layer_[site::place_of(place).layer];
+  layer.elements += elements, layer.of += elements;
+}
+
+// A relation of which nothing could be judged is none.
+void Accusations::count(const Observation& observation, const Glance& seen) {
+  const int64_t elements = observation.observed.numel(), judged = elements - seen.untested;
+  relations_ += judged > 0;
+  elements_ += judged;
+  Untested& layer = by_layer_[site::place_of(observation.place).layer];
+  layer.elements += seen.untested, layer.of += elements;
+}
+
+std::vector<Untested> Accusations::untested() const {
+  std::vector<Untested> all;
+  for (const auto& [index, layer] : by_layer_)
+    if (layer.elements > 0) all.push_back({index, layer.elements, layer.of});
+  return all;
 }
 
 void Accusations::settle() {
@@ -38,9 +54,11 @@ void Accusations::settle() {
   const std::vector<Observation> observations = std::exchange(waiting_, {});
   const std::vector<int64_t> passes = std::exchange(waiting_passes_, {});
   waiting_elements_ = 0;
-  const std::vector<bool> suspects = suspicious(observations);
-  for (std::size_t i = 0; i < observations.size(); ++i)
-    if (suspects[i]) accuse(observations[i], passes[i]);
+  const std::vector<Glance> seen = glance(observations);
+  for (std::size_t i = 0; i < observations.size(); ++i) {
+    count(observations[i], seen[i]);
+    if (seen[i].suspect) accuse(observations[i], passes[i]);
+  }
 }
 
 void Accusations::settle_what_can_be() {

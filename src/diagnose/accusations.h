@@ -14,12 +14,14 @@ class Accusations {
  public:
   // Observations are judged some at a time, with the plan paused: those left when something is asked, by then.
   void add(Observation observation, int64_t pass = 0);
-  void note_kept(const Observation& observation);  // judged elsewhere
-  void settle();                                   // now
-  void settle_what_can_be();                       // of a machine that failed: what it still answers
+  void note_kept(const Observation& observation, const Glance& seen);  // judged elsewhere
+  void note_untested(site::PlaceId place, int64_t elements);           // that could not even be asked about
+  void settle();                                                       // now
+  void settle_what_can_be();  // of a machine that failed: what it still answers
 
   int64_t relations() const { return relations_; }
   int64_t elements() const { return elements_; }
+  std::vector<Untested> untested() const;  // by layer, where there is any
   bool any();
   std::vector<Candidate> candidates() const;  // ranked; of what is settled
   // Layers that were wrong at one call and right at another, where no operator was caught at it.
@@ -27,6 +29,7 @@ class Accusations {
 
  private:
   void accuse(const Observation& observation, int64_t pass);
+  void count(const Observation& observation, const Glance& seen);
 
   struct Named {  // a kind that pictures of the place look like
     Kind heaviest;
@@ -42,7 +45,8 @@ class Accusations {
     std::map<std::string, Named> kinds;
   };
   std::map<site::PlaceId, Accused> accused_;
-  int64_t relations_ = 0, elements_ = 0;
+  int64_t relations_ = 0, elements_ = 0;  // judged
+  std::map<int64_t, Untested> by_layer_;
   std::vector<Observation> waiting_;
   std::vector<int64_t> waiting_passes_;
   int64_t waiting_elements_ = 0;

@@ -207,6 +207,64 @@ TEST(AMachine, ThatFailsInTheMiddleIsNotHealthy) {
   }
 }
 
+struct Flip {
+  at::ScalarType dtype;
+  int bit;
+};
+
+class Edges : public testing::TestWithParam<Flip> {
+ public:
+  static void expect_only_layer(int64_t layer, const std::string& where) {
+    for (const std::string how : {"rate=1", "rate=0.02"}) {
+      const std::string fault = fmt::format("bitflip(bit={}, {}) @ {}", GetParam().bit, how, where);
+      for (const std::string method : {"self", "shadow"}) {
+        Machine machine(GetParam().dtype);
+        const Diagnosis diagnosis = machine.diagnose(method, {fault}, 16);
+        ASSERT_TRUE(diagnosis.fault_found()) << method << " " << fault;
+        for (const Candidate& candidate : diagnosis.candidates)
+          EXPECT_EQ(candidate.layer, layer) << method << " " << fault << ": " << candidate.place;
+      }
+    }
+  }
+};
+
+// Lesson 74: overflow inside an operator was taken for its fault, so the layers behind a flip were accused.
+TEST_P(Edges, AccuseTheLayerWhoseOutputLeftTheRangeAndNoneBehindIt) {
+  expect_only_layer(2, "module=layer_output,layer=2");
+}
+TEST_P(Edges, AccuseTheOperatorThatLeftTheRange) { expect_only_layer(1, "operator=matmul,layer=1"); }
+
+INSTANTIATE_TEST_SUITE_P(Bits, Edges,
+                         testing::Values(Flip{at::kBFloat16, 14}, Flip{at::kBFloat16, 12}, Flip{at::kBFloat16, 15},
+                                         Flip{at::kHalf, 14}, Flip{at::kHalf, 15}, Flip{at::kFloat, 30},
+                                         Flip{at::kFloat, 27}, Flip{at::kFloat, 31}));
+
+TEST(Untested, IsNeverHealthy) {
+  Diagnosis diagnosis;
+  EXPECT_EQ(verdict_of(diagnosis), "not_tested");
+  diagnosis.relations = 3, diagnosis.elements = 100;
+  EXPECT_EQ(verdict_of(diagnosis), "healthy");
+  diagnosis.untested = {{-1, 1, 10}, {3, 30, 100}, {4, 90, 100}, {5, 10, 100}};
+  say_untested(diagnosis);
+  EXPECT_EQ(verdict_of(diagnosis), "healthy_where_tested");
+  EXPECT_NE(diagnosis.not_tested[0].find("outside the layers (10.0 %), layers 3 to 5 (10.0 to 90.0 %)"),
+            std::string::npos)
+      << diagnosis.not_tested[0];
+  EXPECT_EQ(to_json(diagnosis)["untested"]["elements"], 131);
+}
+
+// A prompt that is broken before the first layer leaves only made inputs to ask with, and that is said.
+TEST(Untested, IsTheShareOfAPromptThatCouldNotBeAsked) {
+  Machine machine;
+  machine.model.parameters()[0].tensor->select(0, 3).fill_(1e30);  // the embedding of the fourth token
+  for (const std::string method : {"self", "shadow"}) {
+    const Diagnosis diagnosis = machine.diagnose(method);
+    EXPECT_FALSE(diagnosis.fault_found()) << method << " " << diagnosis.candidates.at(0).place;
+    EXPECT_EQ(verdict_of(diagnosis), "healthy_where_tested");
+    EXPECT_GT(to_json(diagnosis)["untested"]["share"].get<double>(), 0);
+  }
+}
+
 TEST(Evidence, DrawsTheResidual) {
   Machine machine;
   const Diagnosis dead = machine.diagnose("self", {"deadzone(threshold=0.05) @ module=layer_output,layer=1"});

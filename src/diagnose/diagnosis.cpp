@@ -1,5 +1,9 @@
 #include "diagnose/diagnosis.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "base/json.h"
@@ -75,6 +79,24 @@ Json to_json(const LayerScore& layer, std::size_t index) {
   return json;
 }
 
+double share_of(int64_t part, int64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+int64_t untested_elements(const Diagnosis& diagnosis) {
+  int64_t elements = 0;
+  for (const Untested& one : diagnosis.untested) elements += one.elements;
+  return elements;
+}
+
+Json untested_json(const Diagnosis& diagnosis) {
+  const int64_t elements = untested_elements(diagnosis);
+  Json layers = Json::array();
+  for (const Untested& one : diagnosis.untested)
+    layers.push_back({{"layer", one.layer}, {"elements", one.elements}, {"share", share_of(one.elements, one.of)}});
+  return {{"elements", elements}, {"share", share_of(elements, elements + diagnosis.elements)}, {"layers", layers}};
+}
+
 Json object(Json properties) {
   Json required = Json::array();
   for (const auto& [name, schema] : properties.items()) required.push_back(name);
@@ -97,19 +119,47 @@ std::string_view certainty_name(Certainty certainty) {
   return "statistical";
 }
 
+std::string_view verdict_of(const Diagnosis& diagnosis) {
+  if (diagnosis.fault_found()) return "fault";
+  if (diagnosis.broken_off || diagnosis.relations == 0) return "not_tested";
+  return diagnosis.not_tested.empty() ? "healthy" : "healthy_where_tested";
+}
+
+// Neighbouring layers with their smallest and largest share are one entry.
+void say_untested(Diagnosis& diagnosis) {
+  const int64_t elements = untested_elements(diagnosis);
+  if (elements == 0) return;
+  std::vector<std::string> where;
+  const auto& all = diagnosis.untested;
+  for (std::size_t first = 0, last = 0; first < all.size(); first = last + 1) {
+    double least = 1, most = 0;
+    for (last = first;; ++last) {
+      const double share = 100 * share_of(all[last].elements, all[last].of);
+      least = last == first ? share : std::min(least, share), most = std::max(most, share);
+      if (all[first].layer < 0 || last + 1 == all.size() || all[last + 1].layer != all[last].layer + 1) break;
+    }
+    const std::string place = all[first].layer < 0 ? "outside the layers"
+                              : first == last      ? fmt::format("layer {}", all[first].layer)
+                                                   : fmt::format("layers {} to {}", all[first].layer, all[last].layer);
+    where.push_back(most - least < 0.05 ? fmt::format("{} ({:.1f} %)", place, most)
+                                        : fmt::format("{} ({:.1f} to {:.1f} %)", place, least, most));
+  }
+  diagnosis.not_tested.push_back(fmt::format(
+      "{:.1f} % of the numbers, where what came in, what had to come out or a sum between them is beyond the range of "
+      "the arithmetic: {}",
+      100 * share_of(elements, elements + diagnosis.elements), fmt::join(where, ", ")));
+}
+
 Json to_json(const Diagnosis& diagnosis) {
   Json candidates = Json::array();
   for (const Candidate& candidate : diagnosis.candidates) candidates.push_back(to_json(candidate));
-  const char* verdict = diagnosis.fault_found()                            ? "fault"
-                        : diagnosis.not_tested.empty()                     ? "healthy"
-                        : diagnosis.relations > 0 && !diagnosis.broken_off ? "healthy_where_tested"
-                                                                           : "not_tested";
   Json json = {{"version", kDiagnosisVersion},
                {"method", diagnosis.method},
-               {"verdict", verdict},
+               {"verdict", std::string(verdict_of(diagnosis))},
                {"candidates", candidates},
                {"not_tested", diagnosis.not_tested},
                {"not_excluded", diagnosis.not_excluded},
+               {"untested", untested_json(diagnosis)},
                {"relations", diagnosis.relations},
                {"elements", diagnosis.elements},
                {"passes", diagnosis.passes},
@@ -149,12 +199,16 @@ Json diagnosis_schema() {
                                  {"certainty", {{"enum", {"exact", "bound", "statistical"}}}},
                                  {"intermittent", {{"type", "boolean"}}},
                                  {"evidence", list_of(evidence)}});
+  const Json share = {{"type", "number"}, {"minimum", 0}, {"maximum", 1}};
+  const Json untested_layer = object({{"layer", layer}, {"elements", count}, {"share", share}});
+  const Json untested = object({{"elements", count}, {"share", share}, {"layers", list_of(untested_layer)}});
   Json schema = object({{"version", {{"const", kDiagnosisVersion}}},
                         {"method", {{"enum", {"classic", "self", "shadow"}}}},
                         {"verdict", {{"enum", {"fault", "healthy", "healthy_where_tested", "not_tested"}}}},
                         {"candidates", list_of(candidate)},
                         {"not_tested", list_of(text)},
                         {"not_excluded", list_of(text)},
+                        {"untested", untested},
                         {"relations", count},
                         {"elements", count},
                         {"passes", count},

@@ -70,11 +70,20 @@ struct LayerScore {
   uint64_t noise_seed = 0;           // of the noise at the input: torch's generator on the CPU, in the model's type
 };
 
+// Numbers of a layer that have no known answer, because what came in or had to come out is beyond the range of the
+// arithmetic (range.h).
+struct Untested {
+  int64_t layer = -1;  // -1: of what belongs to no layer
+  int64_t elements = 0;
+  int64_t of = 0;  // that were looked at there
+};
+
 struct Diagnosis {
   std::string method;
   std::vector<Candidate> candidates;    // most accused first; empty and everything tested: healthy
   std::vector<std::string> not_tested;  // sentences
   std::vector<std::string> not_excluded;
+  std::vector<Untested> untested;       // layers in order
   std::vector<LayerScore> layers;       // of classic alone
   int64_t relations = 0, elements = 0;  // judged
   double forwards = 0;                  // forward-equivalents of the prompt
@@ -86,6 +95,11 @@ struct Diagnosis {
 
   bool fault_found() const { return !candidates.empty(); }
 };
+
+// fault, healthy (all of it was tested), healthy_where_tested, not_tested
+std::string_view verdict_of(const Diagnosis& diagnosis);
+// Says in not_tested which share of the numbers is beyond the range, where there are any.
+void say_untested(Diagnosis& diagnosis);
 
 std::string_view certainty_name(Certainty certainty);
 Json to_json(const Diagnosis& diagnosis);

@@ -96,6 +96,15 @@ void Interview::add_layer(int64_t index) {
   }
 }
 
+void Interview::add_ends() {
+  for (const auto& [path, facts] : modules_) {
+    if (site::layer_of_path(path) >= 0 || (facts.weight.defined() && !facts.weight.isfinite().all().item<bool>()))
+      continue;
+    if (facts.type == "linear") add_linear(path, facts);
+    if (facts.type == "rms_norm") add_norm(path, facts);
+  }
+}
+
 std::optional<Probe> Interview::next() {
   FL_ASSERT(!asked_.has_value());
   const at::NoGradGuard no_gradients;
@@ -105,6 +114,7 @@ std::optional<Probe> Interview::next() {
       begin_pass();
     } else if (layer_ < std::ssize(layers_)) {
       add_layer(layer_++);
+      if (layer_ == std::ssize(layers_)) add_ends();
     } else {
       if (++pass_ >= options_.passes || accusations_.any()) return std::nullopt;
       inputs_.clear();
@@ -149,6 +159,7 @@ Diagnosis Interview::verdict() const {
   diagnosis.not_tested = not_tested_;
   diagnosis.relations = accusations_.relations();
   diagnosis.elements = accusations_.elements();
+  diagnosis.untested = accusations_.untested();
   diagnosis.passes = std::max<int64_t>(1, pass_);
   diagnosis.operator_calls = calls_;
   diagnosis.broken_off = broken_off_;
@@ -159,6 +170,7 @@ Diagnosis Interview::verdict() const {
   if (!diagnosis.fault_found())
     diagnosis.not_excluded.push_back(fmt::format("a fault that acts in less than {:.2g} of the calls (95 %)",
                                                  1 - std::pow(0.05, 1.0 / static_cast<double>(2 * diagnosis.passes))));
+  say_untested(diagnosis);
   diagnosis.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   return diagnosis;
 }

@@ -68,6 +68,7 @@ class Interview {
 
   void begin_pass();
   void add_layer(int64_t layer);
+  void add_ends();  // what belongs to no layer: the last norm, the head
   void add_whole_layer(const std::string& layer, const at::Tensor& x);
   void add_linear(const std::string& path, const ModuleFacts& facts);
   void add_norm(const std::string& path, const ModuleFacts& facts);

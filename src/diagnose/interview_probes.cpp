@@ -8,6 +8,7 @@
 #include "diagnose/interview.h"
 #include "diagnose/methods.h"
 #include "diagnose/observation.h"
+#include "diagnose/range.h"
 
 namespace faultline::diagnose {
 namespace {
@@ -49,7 +50,6 @@ void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
       observe({"infinity", "layer_output", place, flat(batch), flat(answers[0][0]), {}, {}, {flat(answers[1][0])}});
     });
   }
-  if (!x.isfinite().all().item<bool>()) return;
   rows(x), rows(x);
   add({Probe::Call::kAgain, layer, x, 2, {}}, [=, this](const Answers& answers) {
     observe({"repetition", "layer_output", place, flat(answers[0][0]), flat(answers[1][0])});
@@ -61,7 +61,9 @@ void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
     observe({"zero", "layer_output", place, flat(nothing), flat(answers[0][0])});
   });
   if (dtype_ == at::kHalf) return;
-  const at::Tensor small = x * kTiny;
+  const AskedRows asked = asked_rows(flat(x), options_.seed);
+  accusations_.note_untested(place, asked.replaced.item<int64_t>() * x.size(2));
+  const at::Tensor small = asked.rows.reshape(x.sizes()) * kTiny;
   rows(small);
   add({Probe::Call::kAgain, layer, small, 1, {}}, [=, this](const Answers& answers) {
     const at::Tensor y = flat(answers[0][0]);
@@ -80,7 +82,8 @@ void Interview::add_linear(const std::string& path, const ModuleFacts& facts) {
   if (!answers_.contains(path)) {
     model::Linear linear;
     linear.place = site::place_id(path), linear.weight = facts.weight, linear.bias = facts.bias;
-    answers_[path] = known_answers(linear, mix64(options_.seed, hash64(path)), at::kCPU);
+    const bool levels = site::layer_of_path(path) >= 0;  // a head is wide
+    answers_[path] = known_answers(linear, mix64(options_.seed, hash64(path)), at::kCPU, levels);
   }
   const KnownAnswers& known = answers_.at(path);
   const int64_t times = pass_ == 0 ? 2 : 1;

@@ -89,7 +89,7 @@ bool name_from_nothing(const Picture& picture, Kind& kind) {
   std::vector<double> sizes;
   int64_t positive = 0;
   for (const Element& element : picture.touched) {
-    if (!element.changed) continue;
+    if (!element.changed || std::isnan(element.observed)) continue;
     sizes.push_back(std::abs(element.observed)), positive += element.observed > 0;
   }
   const double size = upper_median(sizes);
@@ -116,7 +116,7 @@ bool name_rare(const Picture& picture, Kind& kind) {
   }
   std::vector<double> sizes, moved;
   for (const Element& element : picture.touched) {
-    if (!element.changed) continue;
+    if (!element.changed || std::isnan(element.observed)) continue;  // a NaN has no size, and no order among others
     const double largest = picture.row_max[static_cast<std::size_t>(element.row)];
     sizes.push_back(std::abs(element.observed) / largest);
     moved.push_back(std::abs(element.observed - element.expected) /
@@ -131,7 +131,7 @@ bool name_rare(const Picture& picture, Kind& kind) {
 void name_noise(const Picture& picture, bool fresh, Kind& kind) {
   std::vector<double> relative;
   for (const Element& element : picture.touched)
-    if (element.changed && element.expected != 0)
+    if (element.changed && element.expected != 0 && !std::isnan(element.observed))
       relative.push_back(std::abs(element.observed - element.expected) / std::abs(element.expected));
   kind.name = "noise";
   kind.detail =

@@ -7,11 +7,13 @@
 
 #include "base/text.h"
 #include "diagnose/observation.h"
+#include "diagnose/range.h"
 
 namespace faultline::diagnose {
 namespace {
 
 constexpr int64_t kOneHots = 16, kSignRows = 2, kMostLevelRows = 192, kPatternRows = 12, kSolvedAtOnce = 64;
+constexpr int64_t kOutputsAtOnce = 1 << 14;
 constexpr double kAccumulator = 0x1p-24;
 
 at::Generator generator(uint64_t seed) { return at::detail::createCPUGenerator(seed); }
@@ -51,6 +53,16 @@ at::Tensor level_rows(const at::Tensor& weight, at::Generator& random) {
   return at::cat(all, 0);
 }
 
+// x times the weight, and the norms of the weight's rows, some rows at a time: a head in fp64 is large.
+std::pair<at::Tensor, at::Tensor> exact_product(const at::Tensor& x, const at::Tensor& weight) {
+  std::vector<at::Tensor> products, norms;
+  for (const at::Tensor& part : weight.split(kOutputsAtOnce)) {
+    const at::Tensor wide = part.to(x.device()).to(at::kDouble);
+    products.push_back(x.mm(wide.t())), norms.push_back(wide.norm(2, 1));
+  }
+  return {at::cat(products, 1), at::cat(norms)};
+}
+
 }  // namespace
 
 at::Tensor patterns(int64_t columns, double octaves, uint64_t seed) {
@@ -62,28 +74,34 @@ at::Tensor patterns(int64_t columns, double octaves, uint64_t seed) {
   return sign * at::where(is_level, 1 + uniform / 64, at::exp2(-octaves * uniform));
 }
 
-at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight_norms, const at::Tensor& exact,
-                             at::ScalarType dtype, const at::Device& device) {
+ProductBound product_bound(const at::Tensor& x, const at::Tensor& weight_norms, const at::Tensor& exact,
+                           at::ScalarType dtype, const at::Device& device) {
   // Needed on CPUs: 0.065 (bf16), 0.46 (fp32); tensor cores truncate where fp32 units round.
   const double c = device.is_cuda() ? 4 : dtype == at::kFloat ? 2 : 1;
-  const at::Tensor sizes = x.norm(2, 1).unsqueeze(1) * weight_norms.unsqueeze(0);
-  return half_ulp(exact, dtype) + sizes * (c * std::sqrt(static_cast<double>(x.size(1))) * kAccumulator);
+  const double root = std::sqrt(static_cast<double>(x.size(1)));
+  const at::Tensor size = x.norm(2, 1).unsqueeze(1), sizes = size * weight_norms.unsqueeze(0);
+  // bf16 instructions take subnormal factors and sums for zero: each costs at most the other factor's share of that.
+  const at::Tensor flushed = (size + weight_norms.unsqueeze(0) + root) * (root * kFlushed);
+  return {half_ulp(exact, dtype) + sizes * (c * root * kAccumulator) + flushed, sizes};
 }
 
-KnownAnswers known_answers(const model::Linear& linear, uint64_t seed, const at::Device& reference) {
+KnownAnswers known_answers(const model::Linear& linear, uint64_t seed, const at::Device& reference, bool levels) {
   const at::ScalarType dtype = linear.weight.scalar_type();
+  const at::Device device = linear.weight.device();
   at::Generator random = generator(seed);
-  const at::Tensor weight = linear.weight.to(reference).to(at::kDouble);  // (N, K)
-  const at::Tensor hot = one_hot_rows(weight.size(1), random, weight.options());
-  const at::Tensor sign = random_signs({kSignRows, weight.size(1)}, random, weight.options());
-  const at::Tensor x = at::cat({hot, level_rows(weight, random), sign}, 0).to(dtype);
-  const at::Tensor exact_x = x.to(at::kDouble);
-  at::Tensor exact = exact_x.mm(weight.t());
+  const auto options = at::TensorOptions(at::kDouble).device(reference);
+  const int64_t inputs = linear.weight.size(1);
+  const at::Tensor hot = one_hot_rows(inputs, random, options);
+  const at::Tensor sign = random_signs({kSignRows, inputs}, random, options);
+  std::vector<at::Tensor> rows = {hot};
+  if (levels) rows.push_back(level_rows(linear.weight.to(reference).to(at::kDouble), random));
+  rows.push_back(sign);
+  const at::Tensor x = at::cat(rows, 0).to(dtype), exact_x = x.to(at::kDouble);
+  auto [exact, norms] = exact_product(exact_x, linear.weight);
   if (linear.bias.defined()) exact = exact + linear.bias.to(reference).to(at::kDouble);
-  at::Tensor tolerance = product_tolerance(exact_x, weight.norm(2, 1), exact, dtype, linear.weight.device());
+  at::Tensor tolerance = product_bound(exact_x, norms, exact, dtype, device).tolerance;
   if (!linear.bias.defined()) tolerance.narrow(0, 0, hot.size(0)).zero_();
   const at::ScalarType wide = dtype == at::kFloat ? at::kDouble : at::kFloat;
-  const at::Device device = linear.weight.device();
   return {x.to(device), exact.to(wide).to(device),
           (tolerance * (wide == at::kFloat ? 1.000001 : 1)).to(wide).to(device)};
 }
@@ -134,13 +152,14 @@ std::map<site::PlaceId, KnownAnswers> known_answers(const model::CausalLm& model
   const at::NoGradGuard no_gradients;
   std::map<site::PlaceId, KnownAnswers> answers;
   const at::ScalarType dtype = model.options().dtype().toScalarType();
-  const auto add = [&](const auto& one, auto... of_norms) {
+  const auto add = [&](const auto& one, auto... further) {
     if (one.weight.isfinite().all().template item<bool>())
       answers[one.place] =
-          known_answers(one, mix64(seed, hash64(site::place_of(one.place).path)), reference, of_norms...);
+          known_answers(one, mix64(seed, hash64(site::place_of(one.place).path)), reference, further...);
   };
   double done = 0;
   add(model.final_norm(), dtype);
+  add(model.head_linear(), /*levels=*/false);
   for (const model::Layer& layer : model.layers()) {
     for (const model::Linear* linear : linears_of(layer)) add(*linear);
     for (const model::Norm* norm : norms_of(layer)) add(*norm, dtype);

@@ -20,17 +20,20 @@ struct KnownAnswers {
 
 // The bound of |computed - exact| of a product: half an ulp of the result, and the accumulator's share of |x||w|.
 // c * sqrt(K) * 2^-24 * |x| |w| bounds it by Cauchy and Schwarz. x: (R, K), exact: (R, N), all fp64;
-// weight_norms: (N) of its rows.
-at::Tensor product_tolerance(const at::Tensor& x, const at::Tensor& weight_norms, const at::Tensor& exact,
-                             at::ScalarType dtype, const at::Device& device);
+// weight_norms: (N) of its rows; sizes: |x||w|, which no sum on the way is larger than.
+struct ProductBound {
+  at::Tensor tolerance, sizes;  // (R, N)
+};
+ProductBound product_bound(const at::Tensor& x, const at::Tensor& weight_norms, const at::Tensor& exact,
+                           at::ScalarType dtype, const at::Device& device);
 
-// reference: where the answers are computed.
-KnownAnswers known_answers(const model::Linear& linear, uint64_t seed, const at::Device& reference);
+// reference: where the answers are computed. levels: with level rows, of which wide outputs need too many.
+KnownAnswers known_answers(const model::Linear& linear, uint64_t seed, const at::Device& reference, bool levels = true);
 
 KnownAnswers known_answers(const model::Norm& norm, uint64_t seed, const at::Device& reference, at::ScalarType dtype);
 
-// Of every linear and norm of the layers, and of the last norm, whose weight is finite, by place. progress: the share
-// that is done.
+// Of every linear and norm of the layers, of the last norm and of the head, whose weight is finite, by place. progress:
+// the share that is done.
 std::map<site::PlaceId, KnownAnswers> known_answers(const model::CausalLm& model, uint64_t seed,
                                                     const at::Device& reference,
                                                     const std::function<void(double)>& progress = {});

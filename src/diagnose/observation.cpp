@@ -82,24 +82,37 @@ at::Tensor half_ulp(const at::Tensor& y, at::ScalarType dtype) {
   return power.clamp_min(std::ldexp(1.0, least)) * std::ldexp(1.0, -mantissa_bits(dtype) - 1);
 }
 
-std::vector<bool> suspicious(std::span<const Observation> observations) {
-  std::vector<at::Tensor> kept;    // of every comparison
-  std::vector<std::size_t> whose;  // the observation that it belongs to
-  const auto note = [&](std::size_t i, const at::Tensor& equal) { kept.push_back(equal.all()), whose.push_back(i); };
+std::vector<Glance> glance(std::span<const Observation> observations) {
+  struct Question {
+    std::size_t observation;
+    bool is_count;  // of untested elements; else whether all is as it should be
+  };
+  std::vector<at::Tensor> answers;
+  std::vector<Question> questions;
+  const auto ask = [&](std::size_t i, const at::Tensor& answer, bool is_count) {
+    answers.push_back(is_count ? answer : answer.all().to(at::kLong)), questions.push_back({i, is_count});
+  };
   for (std::size_t i = 0; i < observations.size(); ++i) {
     const Observation& one = observations[i];
     if (one.tolerance.defined())
-      note(i, (one.observed - one.expected).abs().le(one.tolerance));
+      ask(i, (one.observed - one.expected).abs().le(one.tolerance), false);
     else
-      note(i, one.observed.eq(one.expected.to(one.observed.scalar_type())));
-    for (const at::Tensor& again : one.repetitions) note(i, again.eq(one.observed));
+      ask(i, one.observed.eq(one.expected.to(one.observed.scalar_type())), false);
+    for (const at::Tensor& again : one.repetitions) ask(i, again.eq(one.observed), false);
+    if (one.untested.defined()) ask(i, one.untested, true);
   }
-  std::vector<bool> found(observations.size(), false);
-  if (kept.empty()) return found;
-  const at::Tensor flags = at::stack(kept).to(at::kCPU);
-  for (std::size_t i = 0; i < whose.size(); ++i)
-    if (!flags.const_data_ptr<bool>()[i]) found[whose[i]] = true;
-  return found;
+  std::vector<Glance> seen(observations.size());
+  if (answers.empty()) return seen;
+  const at::Tensor numbers = at::stack(answers).to(at::kCPU);
+  for (std::size_t i = 0; i < questions.size(); ++i) {
+    const int64_t number = numbers.const_data_ptr<int64_t>()[i];
+    Glance& one = seen[questions[i].observation];
+    if (questions[i].is_count)
+      one.untested = number;
+    else
+      one.suspect |= number == 0;
+  }
+  return seen;
 }
 
 std::optional<Judged> judge(const Observation& observation) {
@@ -118,7 +131,7 @@ std::optional<Judged> judge(const Observation& observation) {
   Evidence& evidence = judged.evidence;
   evidence.relation = observation.relation;
   evidence.place = site::place_of(judged.place).path;
-  evidence.elements = where.numel();
+  evidence.elements = where.numel() - (observation.untested.defined() ? observation.untested.item<int64_t>() : 0);
   evidence.violations = count;
   evidence.ratio = worst_ratio(observation, where);
   add_samples(observation, where, evidence);

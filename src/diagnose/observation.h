@@ -24,6 +24,8 @@ struct Observation {
   at::Tensor tolerance = {};                    // like expected; undefined: none, equal bits (0 and -0 are equal)
   std::vector<model::Linear::Part> parts = {};  // columns that have places of their own
   std::vector<at::Tensor> repetitions = {};     // of the same call
+  at::Tensor untested =
+      {};  // int64: how many elements have no known answer and were taken out (range.h); undefined: none
 };
 
 // What was broken. place: of the part, where the violations keep to one.
@@ -34,9 +36,13 @@ struct Judged {
 };
 std::optional<Judged> judge(const Observation& observation);
 
-// Of each observation whether it must be judged: an element or a repetition may be wrong. The device is waited for
-// once, which on a GPU is most of what judging a kept relation costs.
-std::vector<bool> suspicious(std::span<const Observation> observations);
+// What a look at an observation shows. The device is waited for once for all of them, which on a GPU is most of what
+// judging a kept relation costs.
+struct Glance {
+  bool suspect = false;  // it must be judged: an element or a repetition may be wrong
+  int64_t untested = 0;
+};
+std::vector<Glance> glance(std::span<const Observation> observations);
 
 int mantissa_bits(at::ScalarType dtype);  // 7 of bf16
 

@@ -32,7 +32,7 @@ TEST(Observation, WithoutToleranceAccusesTheNeighbouringNumber) {
   ASSERT_EQ(judged->evidence.samples.size(), 1u);
   EXPECT_EQ(judged->evidence.samples[0].row, 1);
   EXPECT_EQ(judged->evidence.samples[0].observed, 3.015625);
-  EXPECT_TRUE(suspicious(std::vector{observed(expected, next)})[0]);
+  EXPECT_TRUE(glance(std::vector{observed(expected, next)})[0].suspect);
 }
 
 TEST(Observation, TakesTheTwoZerosForOneAndLeavesAloneWhatCameInBroken) {

@@ -182,12 +182,11 @@ void OperatorProbe::probe_ends() {
   repetitions_ = 1;
   probe_norm(model_.final_norm());
   const at::Tensor tokens = at::arange(std::min<int64_t>(64, model_.config().vocabulary), at::TensorOptions(at::kLong));
-  const model::Linear& head = model_.head_linear();
-  if (!model_.config().tied_output) return;
+  probe_linear(model_.head_linear());
   run({"a row of the table",
        "embedding",
        site::place_id("model.embed_tokens"),
-       head.weight.narrow(0, 0, tokens.numel()),
+       model_.embedding().narrow(0, 0, tokens.numel()),
        {}},
       [&] { return model_.embed(tokens.to(model_.device())); });
 }

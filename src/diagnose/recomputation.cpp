@@ -8,6 +8,7 @@
 #include <set>
 
 #include "diagnose/known_answers.h"
+#include "diagnose/range.h"
 #include "tap/operators.h"
 
 namespace faultline::diagnose {
@@ -62,6 +63,14 @@ Observation Recomputation::compare(const char* operation, const RecordedCall& ca
           tolerance.defined() ? flat(tolerance) : at::Tensor()};
 }
 
+Observation Recomputation::compare_in_range(const char* operation, const RecordedCall& call, std::size_t result,
+                                            const at::Tensor& exact, const at::Tensor& tolerance,
+                                            const at::Tensor& intermediate) const {
+  Observation observation = compare(operation, call, result, exact, tolerance);
+  take_out_of_range(observation, intermediate.defined() ? flat(intermediate.expand_as(exact)) : intermediate);
+  return observation;
+}
+
 void Recomputation::check_product(const RecordedCall& call, std::size_t x, std::size_t weight, bool transposed,
                                   const at::Tensor& bias, std::vector<Observation>& observations) {
   at::Tensor stored = call.tensor(weight);
@@ -70,9 +79,9 @@ void Recomputation::check_product(const RecordedCall& call, std::size_t x, std::
   const Kept w = wide_weight(stored);
   at::Tensor exact = given.mm(w.wide.t());
   if (bias.defined()) exact = exact + wide(bias);
-  const at::Tensor tolerance =
-      product_tolerance(given, w.norms, exact, call.results[0].scalar_type(), call.results[0].device());
-  observations.push_back(compare("linear", call, 0, exact, tolerance));
+  const at::Tensor& y = call.results[0];
+  const ProductBound bound = product_bound(given, w.norms, exact, y.scalar_type(), y.device());
+  observations.push_back(compare_in_range("linear", call, 0, exact, bound.tolerance, bound.sizes));
 }
 
 void Recomputation::check_norm(const RecordedCall& call, std::vector<Observation>& observations) const {
@@ -81,14 +90,16 @@ void Recomputation::check_norm(const RecordedCall& call, std::vector<Observation
   at::Tensor x = wide(call.tensor(0));
   if (after_sum) {
     const at::Tensor exact = x + wide(call.tensor(1)), bound = half_ulp(exact, dtype) * 1.001;
-    observations.push_back(compare("norm", call, 1, exact, bound));
+    observations.push_back(compare_in_range("norm", call, 1, exact, bound));
     const at::Tensor seen = wide(call.results[1]);  // a tie may have been rounded either way
     x = at::where((seen - exact).abs().le(bound), seen, exact.to(dtype).to(at::kDouble));
   }
   const at::Tensor weight = wide(call.tensor(after_sum ? 2 : 1));
   const double epsilon = call.arguments.at(after_sum ? 3 : 2).toDouble();
-  const at::Tensor exact = x * weight / (x.square().mean(-1, true) + epsilon).sqrt();
-  observations.push_back(compare("norm", call, 0, exact, half_ulp(exact, dtype) + exact.abs() * kFunctionError));
+  const at::Tensor squares = x.square().sum(-1, true);
+  const at::Tensor exact = x * weight / (squares / static_cast<double>(x.size(-1)) + epsilon).sqrt();
+  const at::Tensor tolerance = half_ulp(exact, dtype) + exact.abs() * kFunctionError + (1 + weight.abs()) * kFlushed;
+  observations.push_back(compare_in_range("norm", call, 0, exact, tolerance, squares));
 }
 
 void Recomputation::check_sum(const RecordedCall& call, std::vector<Observation>& observations) const {
@@ -96,7 +107,7 @@ void Recomputation::check_sum(const RecordedCall& call, std::vector<Observation>
   const at::Tensor a = wide(call.tensor(0)), b = wide(call.tensor(1)) * alpha, exact = a + b;
   const at::Tensor tolerance =
       half_ulp(exact, call.results[0].scalar_type()) * 1.001 + (alpha == 1 ? 0 : 0x1p-23) * (a.abs() + b.abs());
-  observations.push_back(compare("add", call, 0, exact, tolerance));
+  observations.push_back(compare_in_range("add", call, 0, exact, tolerance));
 }
 
 void Recomputation::check_activation(const RecordedCall& call, std::vector<Observation>& observations) const {
@@ -105,9 +116,9 @@ void Recomputation::check_activation(const RecordedCall& call, std::vector<Obser
   const at::Tensor gate = both.narrow(-1, 0, inner), up = both.narrow(-1, inner, inner);
   const at::Tensor exact = gate / (1 + (-gate).exp()) * up;
   // exp overflows fp32 below -88 and what is left is less than 2^-120 of the gate
-  const at::Tensor tolerance =
-      half_ulp(exact, call.results[0].scalar_type()) + exact.abs() * kFunctionError + (gate * up).abs() * 0x1p-120;
-  observations.push_back(compare("activation", call, 0, exact, tolerance));
+  const at::Tensor tolerance = half_ulp(exact, call.results[0].scalar_type()) + exact.abs() * kFunctionError +
+                               (gate * up).abs() * 0x1p-120 + (1 + up.abs()) * kFlushed;
+  observations.push_back(compare_in_range("activation", call, 0, exact, tolerance));
 }
 
 void Recomputation::check_rotary(const RecordedCall& call, std::vector<Observation>& observations) const {
@@ -124,8 +135,8 @@ void Recomputation::check_rotary(const RecordedCall& call, std::vector<Observati
   };
   const at::Tensor exact = joined(a * cos - b * sin, b * cos + a * sin, rest);
   const at::Tensor size = joined(a.abs() + b.abs(), a.abs() + b.abs(), at::zeros_like(rest));
-  observations.push_back(
-      compare("rotary", call, 0, exact, half_ulp(exact, call.results[0].scalar_type()) * 1.001 + size * 0x1p-22));
+  const at::Tensor tolerance = half_ulp(exact, call.results[0].scalar_type()) * 1.001 + size * 0x1p-22 + kFlushed;
+  observations.push_back(compare_in_range("rotary", call, 0, exact, tolerance, size));
 }
 
 void Recomputation::check_attention(const RecordedCall& call, std::vector<Observation>& observations) const {
@@ -141,7 +152,8 @@ void Recomputation::check_attention(const RecordedCall& call, std::vector<Observ
   if (scaled >= 0 && !call.arguments[static_cast<std::size_t>(scaled)].isNone())
     scale = call.arguments[static_cast<std::size_t>(scaled)].toDouble();
   at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) * scale;
-  if (causal >= 0 && call.arguments[static_cast<std::size_t>(causal)].toBool()) {
+  const bool is_causal = causal >= 0 && call.arguments[static_cast<std::size_t>(causal)].toBool();
+  if (is_causal) {
     const at::Tensor hidden = at::ones({q.size(2), k.size(2)}, scores.options().dtype(at::kBool)).triu(1);
     scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
   }
@@ -149,17 +161,24 @@ void Recomputation::check_attention(const RecordedCall& call, std::vector<Observ
   const at::Tensor exact = at::matmul(chances, v), weight = at::matmul(chances, v.abs());
   const at::ScalarType dtype = call.results[0].scalar_type();
   const double unit = std::ldexp(1.0, -mantissa_bits(dtype) - 1);
-  const at::Tensor largest = k.norm(2, -1).amax(-1, true).unsqueeze(-1);  // (B, H, 1, 1)
-  const at::Tensor score_error = q.norm(2, -1, true) * largest * (scale * std::sqrt(size) * 0x1p-23);
+  // The largest key that a query sees: (B, H, T, 1), or 1 for T.
+  const at::Tensor lengths = k.norm(2, -1);
+  const at::Tensor largest = is_causal && q.size(2) == k.size(2) ? std::get<0>(lengths.cummax(-1)).unsqueeze(-1)
+                                                                 : lengths.amax(-1, true).unsqueeze(-1);
+  const at::Tensor score = q.norm(2, -1, true) * largest, score_error = score * (scale * std::sqrt(size) * 0x1p-23);
   // Chances and their sum are rounded, relative to the largest of their row, which is exp(0): a single key's is exact.
   const at::Tensor single = chances.amax(-1, true).eq(1);  // (B, H, T, 1)
   const at::Tensor rounded = at::where(single, at::zeros_like(weight), weight * (2 * unit));
   // In fp16 a chance far below the row's largest is subnormal and loses what lies below 2^-24, whatever its own size.
   // It counts where the likely keys have small values, as a sink has.
   const at::Tensor seen = at::matmul(scores.isfinite().to(at::kDouble), v.abs());
-  const at::Tensor lost = seen * chances.amax(-1, true) * (dtype == at::kHalf ? 0x1p-24 : 0);
-  const at::Tensor tolerance = half_ulp(exact, dtype) + rounded + lost + weight * (kFunctionError + 2 * score_error);
-  observations.push_back(compare("attention", call, 0, exact, tolerance));
+  const at::Tensor lost = seen * chances.amax(-1, true) * (dtype == at::kHalf ? 0x1p-24 : kFlushed);
+  // Scores that are wrong by at most d make each chance wrong by at most a factor of exp(2 d).
+  const at::Tensor tolerance =
+      half_ulp(exact, dtype) + rounded + lost + weight * (kFunctionError + at::expm1(2 * score_error));
+  const at::Tensor decided =
+      score.masked_fill(score_error.gt(kMostScoreError), std::numeric_limits<double>::infinity());
+  observations.push_back(compare_in_range("attention", call, 0, exact, tolerance, at::maximum(decided, seen)));
 }
 
 bool Recomputation::check_movement(const RecordedCall& call, std::vector<Observation>& observations) const {

@@ -32,6 +32,10 @@ struct Recomputation {
   bool check_movement(const RecordedCall& call, std::vector<Observation>& observations) const;
   Observation compare(const char* operation, const RecordedCall& call, std::size_t result, const at::Tensor& exact,
                       const at::Tensor& tolerance) const;
+  // intermediate: how large numbers get on the way to exact, broadcast; undefined: no larger than it (range.h).
+  Observation compare_in_range(const char* operation, const RecordedCall& call, std::size_t result,
+                               const at::Tensor& exact, const at::Tensor& tolerance,
+                               const at::Tensor& intermediate = {}) const;
 
   std::vector<Kept> kept_;
 };

@@ -7,6 +7,8 @@
 
 #include <limits>
 
+#include "model/ops.h"
+
 namespace faultline::diagnose {
 namespace recomputation_test {
 
@@ -71,6 +73,65 @@ TEST(Recomputation, HeadsThatShareAKeyHeadAreEachComparedWithIt) {
   EXPECT_FALSE(accused(query, key, value, right));
   EXPECT_TRUE(accused(query, key, value,
                       right.index_select(1, at::tensor({0, 2, 1, 3}, at::kLong))));  // as if heads took turns
+}
+
+// Of one call: whether something is wrong, and how many elements have no known answer.
+struct Said {
+  bool accused;
+  int64_t untested;
+};
+Said said_of(const char* name, std::vector<c10::IValue> arguments, const at::Tensor& result) {
+  RecordedCall call;
+  call.name = name, call.op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  call.arguments = std::move(arguments), call.results = {result};
+  std::vector<Observation> observations;
+  EXPECT_EQ(Recomputation().check(call, observations), Checked::kYes);
+  const Glance seen = glance(observations).at(0);
+  return {seen.suspect && judge(observations.at(0)).has_value(), seen.untested};
+}
+
+TEST(Range, OverflowInsideANormIsNoFaultAndItsOwnResultIs) {
+  at::manual_seed(1);
+  at::Tensor x = at::randn({4, 32}, at::kBFloat16);
+  x[1][3] = 1e25, x[2][5] = std::numeric_limits<float>::quiet_NaN();
+  const at::Tensor weight = at::ones({32}, at::kFloat);
+  at::Tensor y = model::ops::rms_norm(x, weight, 1e-5);
+  EXPECT_EQ(y[1].count_nonzero().item<int64_t>(), 0);  // the sum of squares was infinite
+  const Said right = said_of("faultline::rms_norm", {x, weight, 1e-5}, y);
+  EXPECT_FALSE(right.accused);
+  EXPECT_EQ(right.untested, 64);
+  for (const float wrong : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 1e30f}) {
+    y[0][0] = wrong;
+    EXPECT_TRUE(said_of("faultline::rms_norm", {x, weight, 1e-5}, y).accused) << wrong;
+  }
+}
+
+TEST(Range, ResultsBeyondTheTypeAreNoFaultOfAProduct) {
+  const at::Tensor weight = at::full({8, 16}, 16.0, at::kHalf);
+  at::Tensor x = at::full({2, 16}, 200.0, at::kHalf);
+  x[1].fill_(512);  // 131072 has no place in fp16
+  at::Tensor y = model::ops::few_rows_linear(x, weight, {});
+  EXPECT_TRUE(y[1].isinf().all().item<bool>());
+  const Said right = said_of("faultline::few_rows_linear", {x, weight, c10::IValue()}, y);
+  EXPECT_FALSE(right.accused);
+  EXPECT_EQ(right.untested, 8);
+  y[0][2] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(said_of("faultline::few_rows_linear", {x, weight, c10::IValue()}, y).accused);
+}
+
+TEST(Range, ScoresBeyondTheirRoundingDecideNothing) {
+  at::manual_seed(1);
+  at::Tensor query = at::randn({1, 2, 8, kHeadSize}), key = at::randn({1, 2, 8, kHeadSize});
+  const at::Tensor value = at::randn({1, 2, 8, kHeadSize});
+  key.select(2, 4).fill_(1e30);
+  const auto run = [&] { return at::scaled_dot_product_attention(query, key, value, {}, 0.0, /*is_causal=*/true); };
+  at::Tensor y = run();
+  const char* name = "aten::_scaled_dot_product_flash_attention_for_cpu";
+  const Said right = said_of(name, {query, key, value, 0.0, true, c10::IValue(), c10::IValue()}, y);
+  EXPECT_FALSE(right.accused);
+  EXPECT_EQ(right.untested, 2 * 4 * kHeadSize);  // queries 4 to 7, which see that key
+  y.select(2, 1).mul_(1.001);
+  EXPECT_TRUE(said_of(name, {query, key, value, 0.0, true, c10::IValue(), c10::IValue()}, y).accused);
 }
 
 }  // namespace recomputation_test

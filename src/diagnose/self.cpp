@@ -9,6 +9,7 @@
 #include "diagnose/accusations.h"
 #include "diagnose/methods.h"
 #include "diagnose/operator_relations.h"
+#include "diagnose/range.h"
 #include "site/scope.h"
 
 namespace faultline::diagnose {
@@ -38,11 +39,13 @@ class SelfProbe {
 
  private:
   void pass(int64_t number);
-  std::vector<at::Tensor> prompt_at_layers();  // what the prompt brings to each layer; undefined: not finite
-  void search();                               // operators that err now and then
-  void probe_layer(int64_t layer, const at::Tensor& x);
+  void bring_prompt();  // to every layer
+  void search();        // operators that err now and then
+  void probe_layer(int64_t layer);
   void probe_small(int64_t layer, const at::Tensor& x);
   void probe_half_block(int64_t layer, const at::Tensor& x);
+  void probe_sum(int64_t layer, const at::Tensor& x);
+  void note_replaced();
   void say_limits(Diagnosis& diagnosis) const;
   void observe(Observation observation) { accusations_.add(std::move(observation), pass_); }
   at::Tensor run_layer(int64_t layer, const at::Tensor& x, int64_t rows);
@@ -58,9 +61,9 @@ class SelfProbe {
   Accusations accusations_;
   Cost layer_cost_;
   OperatorProbe operators_;
-  std::vector<at::Tensor> outputs_;  // of the layers, of the prompt
-  std::vector<bool> testable_;       // by layer
-  std::vector<int64_t> not_finite_;  // layers whose input was not finite
+  std::vector<at::Tensor> inputs_, outputs_;  // of the layers, of the prompt, whatever it has become on the way
+  std::vector<AskedRows> asked_;              // what it is asked about instead
+  std::vector<bool> testable_;                // by layer
 };
 
 double weights_of(const model::Layer& layer) {
@@ -139,56 +142,68 @@ void SelfProbe::probe_half_block(int64_t index, const at::Tensor& x) {
   observe({"half-block pair", "module", layer.attention.place, h1 - x1, h2 - x2, tolerance});
 }
 
-void SelfProbe::probe_layer(int64_t layer, const at::Tensor& x) {
-  const site::PlaceId place = model_.layers()[static_cast<std::size_t>(layer)].place;
+// A layer hands on what came in and what its halves add to it. Asked where infinity cannot be.
+void SelfProbe::probe_sum(int64_t index, const at::Tensor& x) {
+  const model::Layer& layer = model_.layers()[static_cast<std::size_t>(index)];
+  at::Tensor sum = x;
+  const auto add = [&](const at::Tensor& update) {
+    const PlanPause pause;
+    sum = at::add(sum, update);
+  };
+  {
+    const site::Scope scope(layer.place);
+    add(layer.attention(layer.input_norm(sum), model_.whole_rows(rows_, x.size(0) / rows_), index));
+    const at::Tensor normed = layer.post_attention_norm(sum);
+    add(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp));
+  }
+  layer_cost_.multiplications += static_cast<double>(x.size(0)) * weights_of(layer);
+  observe({"the sum of its parts", "layer_output", layer.place, sum, run_layer(index, x, rows_)});
+}
+
+void SelfProbe::probe_layer(int64_t layer) {
+  const auto at = static_cast<std::size_t>(layer);
+  const site::PlaceId place = model_.layers()[at].place;
+  const at::Tensor& x = asked_[at].rows;
   if (infinity_.defined()) {
     Observation observation{"infinity", "layer_output", place, infinity_, run_layer(layer, infinity_, 1)};
     observation.repetitions.push_back(run_layer(layer, infinity_, 1));
     observe(observation);
+  } else {
+    probe_sum(layer, x);
   }
-  if (pass_ == 0 && x.defined()) {
+  if (pass_ == 0) {
     probe_small(layer, x);
     if (!bias_) probe_half_block(layer, x);
+    observe({"repetition", "layer_output", place, outputs_[at], run_layer(layer, inputs_[at], rows_)});
   }
   if (options_.operators) operators_.probe_layer(layer, pass_ == 0 ? 1 : 0);
 }
 
-std::vector<at::Tensor> SelfProbe::prompt_at_layers() {
-  std::vector<at::Tensor> inputs, finite;
+void SelfProbe::bring_prompt() {
   at::Tensor x = model_.embed(options_.tokens.reshape(-1));
   for (int64_t layer = 0; layer < std::ssize(model_.layers()); ++layer) {
-    inputs.push_back(x);
+    inputs_.push_back(x);
     x = run_layer(layer, x, rows_);
+    outputs_.push_back(x);
     const PlanPause pause;
-    finite.push_back(inputs.back().isfinite().all());
+    asked_.push_back(asked_rows(inputs_.back(), options_.seed));
   }
-  const PlanPause pause;
-  const at::Tensor flags = at::stack(finite).to(at::kCPU);  // the device is waited for once
-  for (int64_t layer = 0; layer < std::ssize(inputs); ++layer) {
-    const at::Tensor& y = layer + 1 < std::ssize(inputs) ? inputs[static_cast<std::size_t>(layer + 1)] : x;
-    if (flags[layer].item<bool>()) {
-      outputs_.push_back(y);
-      continue;
-    }
-    not_finite_.push_back(layer);
-    inputs[static_cast<std::size_t>(layer)] = at::Tensor();
-    outputs_.push_back({});
-  }
-  return inputs;
+}
+
+// Rows of the prompt that are out of range where they arrive: made ones were asked about.
+void SelfProbe::note_replaced() {
+  std::vector<at::Tensor> replaced;
+  for (const AskedRows& one : asked_) replaced.push_back(one.replaced);
+  const at::Tensor counts = at::stack(replaced).to(at::kCPU);
+  for (std::size_t i = 0; i < asked_.size(); ++i)
+    accusations_.note_untested(model_.layers()[i].place, counts.const_data_ptr<int64_t>()[i] * model_.config().hidden);
 }
 
 void SelfProbe::pass(int64_t number) {
   pass_ = number;
-  std::vector<at::Tensor> inputs(model_.layers().size());
-  if (number == 0) inputs = prompt_at_layers();
-  for (int64_t layer = 0; layer < std::ssize(inputs); ++layer) {
-    const auto at = static_cast<std::size_t>(layer);
-    if (!testable_[at]) continue;
-    probe_layer(layer, inputs[at]);
-    if (inputs[at].defined())
-      observe(
-          {"repetition", "layer_output", model_.layers()[at].place, outputs_[at], run_layer(layer, inputs[at], rows_)});
-  }
+  if (number == 0) bring_prompt();
+  for (int64_t layer = 0; layer < std::ssize(testable_); ++layer)
+    if (testable_[static_cast<std::size_t>(layer)]) probe_layer(layer);
   if (options_.operators) {
     operators_.probe_ends();
     search();
@@ -207,17 +222,10 @@ void SelfProbe::search() {
 
 void SelfProbe::say_limits(Diagnosis& diagnosis) const {
   auto& not_tested = diagnosis.not_tested;
-  if (!infinity_.defined())
-    not_tested.push_back("fp16 has no range for the relation infinity: gains and offsets of a layer's output");
   if (bias_)
     not_tested.push_back("linears with biases: g(0) is not 0, so absolute faults of a layer's output are not tested");
   if (model_.config().moe.experts > 0) not_tested.push_back("how a mixture's router and sum combine its experts");
-  if (!model_.config().tied_output) not_tested.push_back("the embedding and the head, which are not tied");
-  if (!not_finite_.empty())
-    not_tested.push_back(
-        fmt::format("layers {} to {}: what the prompt brings there is not finite, so only made inputs "
-                    "were tried",
-                    not_finite_.front(), not_finite_.back()));
+  if (!answers_.contains(model_.head_linear().place)) not_tested.push_back("the head: its weights are not finite");
   if (!options_.operators) not_tested.push_back("operators inside the layers");
   for (std::size_t i = 0; i < testable_.size(); ++i) {
     if (!testable_[i]) not_tested.push_back(fmt::format("layer {}: its weights are not finite", i));
@@ -247,9 +255,14 @@ Diagnosis SelfProbe::run() {
                     accusations_.relations(), error.what_without_backtrace()));
   }
   diagnosis.passes = passes;
+  if (!diagnosis.broken_off) {
+    const PlanPause pause;
+    note_replaced();
+  }
   diagnosis.candidates = accusations_.candidates();
   diagnosis.relations = accusations_.relations();
   diagnosis.elements = accusations_.elements();
+  diagnosis.untested = accusations_.untested();
   diagnosis.operator_calls = layer_cost_.calls + operators_.cost().calls;
   double forward = 0;
   for (const model::Layer& layer : model_.layers()) forward += weights_of(layer);
@@ -259,6 +272,7 @@ Diagnosis SelfProbe::run() {
   if (!diagnosis.broken_off) {
     const PlanPause pause;
     say_limits(diagnosis);
+    say_untested(diagnosis);
   }
   diagnosis.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return diagnosis;

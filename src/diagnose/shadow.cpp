@@ -23,7 +23,7 @@ class ShadowPass {
 
   void run(int64_t pass);
 
-  int64_t forwards = 0, calls = 0, not_finite = 0;
+  int64_t forwards = 0, calls = 0;
   std::map<std::string, int64_t> without_reference;
 
  private:
@@ -55,13 +55,12 @@ void ShadowPass::compare(const std::vector<RecordedCall>& calls, std::size_t fir
     if (reference_.check(calls[i], observations) == Checked::kNoReference) ++without_reference[calls[i].name];
     for (std::size_t n = before; n < observations.size(); ++n) whose.emplace_back(i, n - before);
   }
-  const std::vector<bool> suspects = suspicious(observations);
+  const std::vector<Glance> seen = glance(observations);
   for (std::size_t i = 0; i < observations.size(); ++i) {
-    if (!suspects[i]) {
-      accusations_.note_kept(observations[i]);
+    if (!seen[i].suspect) {
+      accusations_.note_kept(observations[i], seen[i]);
       continue;
     }
-    not_finite += observations[i].expected.isfinite().all().item<bool>() ? 0 : 1;
     broken_.push_back({whose[i].first, whose[i].second, std::move(observations[i]), pass});
   }
 }
@@ -121,11 +120,10 @@ Diagnosis diagnose_shadow(const model::CausalLm& model, Recomputation& reference
   diagnosis.candidates = accusations.candidates();
   diagnosis.relations = accusations.relations();
   diagnosis.elements = accusations.elements();
+  diagnosis.untested = accusations.untested();
+  say_untested(diagnosis);
   for (const auto& [name, count] : machine.without_reference)
     diagnosis.not_tested.push_back(fmt::format("{} calls of {}: no reference for it", count, name));
-  if (machine.not_finite > 0)
-    diagnosis.not_tested.push_back(fmt::format(
-        "{} calls whose right answer is not a finite number: what came in was broken already", machine.not_finite));
   if (!diagnosis.fault_found())
     diagnosis.not_excluded.push_back(
         fmt::format("a fault that acts in less than {:.2g} of the forwards (95 %)",

@@ -53,6 +53,7 @@ class CausalLm {
   at::Tensor run_layer(int64_t layer, const at::Tensor& x, int64_t rows) const;
   at::Tensor embed(const at::Tensor& tokens) const;  // (N) -> (N, hidden)
   const std::vector<Layer>& layers() const { return layers_; }
+  const at::Tensor& embedding() const { return embedding_; }  // (vocabulary, hidden)
   const Norm& final_norm() const { return final_norm_; }
   const Linear& head_linear() const { return head_; }
   AttentionContext whole_rows(int64_t rows, int64_t length) const;

@@ -12,6 +12,7 @@
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
+#include "tap/substitution.h"
 
 namespace faultline::tap {
 namespace {
@@ -25,6 +26,11 @@ std::string why_not(const PlanRule& rule, const std::set<std::string>& operators
       boundary ? rule_means_boundary(rule, site::place_of(entry.place), *boundary) : operators.contains(entry.name);
   if (!named) return kNotNamed;
   const site::Surface surface = rule.rule.where->surface;
+  const numeric::FaultKind kind = rule.rule.what.kind;
+  if (numeric::is_replacement(kind) && kind != numeric::FaultKind::kStale) {
+    const std::string why = why_not_replaced(rule.rule, std::string(base_name(entry.name)));
+    if (!why.empty()) return why;
+  }
   if (surface != site::Surface::kGradient) return why_unreached(rule, {entry.place, entry.phase}, surface);
   if (entry.phase != site::Phase::kActorForward)
     return fmt::format("nothing goes backward in {}", site::phase_name(entry.phase));

@@ -4,12 +4,16 @@
 #include <cmath>
 #include <functional>
 #include <numbers>
+#include <set>
 
 #include "base/error.h"
+#include "tap/replacement.h"
 #include "tap/substitution.h"
 
 namespace faultline::tap {
 namespace {
+
+using numeric::ApproximatedFunction;
 
 at::ScalarType scalar_type(numeric::Dtype dtype) {
   return dtype == numeric::Dtype::kBFloat16  ? at::kBFloat16
@@ -48,7 +52,8 @@ at::Tensor accumulate(const numeric::Rule& rule, int64_t length,
   return sum.to(at::kFloat);
 }
 
-// beta * self + alpha * (a @ b), the product accumulated as the rule says.
+}  // namespace
+
 at::Tensor accumulated_product(const numeric::Rule& rule, const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor left = a.to(at::kFloat), right = b.to(at::kFloat);
   const int64_t axis = right.dim() == 1 ? 0 : -2;
@@ -63,13 +68,24 @@ at::Tensor accumulated_sum(const numeric::Rule& rule, const at::Tensor& x, int64
                     [&](int64_t first, int64_t last) { return wide.narrow(dim, first, last - first).sum(dim, keep); });
 }
 
+namespace {
+
+bool is_torch_product(const std::string& base) {
+  return base == "aten::mm" || base == "aten::bmm" || base == "aten::mv";
+}
+
+// beta * self + alpha * (a @ b)
+bool is_sum_with_product(const std::string& base) {
+  static const std::set<std::string> names = {"aten::addmm",    "aten::addmm_", "aten::baddbmm",
+                                              "aten::baddbmm_", "aten::addmv",  "aten::addmv_"};
+  return names.contains(base);
+}
+
 at::Tensor replace_accumulation(const numeric::Rule& rule, const std::string& base,
                                 c10::ArrayRef<c10::IValue> arguments, std::string& why) {
   const auto tensor = [&](std::size_t i) { return arguments[i].toTensor(); };
-  if (base == "aten::mm" || base == "aten::bmm" || base == "aten::mv")
-    return accumulated_product(rule, tensor(0), tensor(1)).to(tensor(0).scalar_type());
-  if (base == "aten::addmm" || base == "aten::addmm_" || base == "aten::baddbmm" || base == "aten::baddbmm_" ||
-      base == "aten::addmv" || base == "aten::addmv_") {
+  if (is_torch_product(base)) return accumulated_product(rule, tensor(0), tensor(1)).to(tensor(0).scalar_type());
+  if (is_sum_with_product(base)) {
     at::Tensor sum = accumulated_product(rule, tensor(1), tensor(2));
     const double beta = arguments[3].toScalar().toDouble(), alpha = arguments[4].toScalar().toDouble();
     sum = sum * alpha;
@@ -84,7 +100,7 @@ at::Tensor replace_accumulation(const numeric::Rule& rule, const std::string& ba
     return sum.to(arguments.size() > 3 && arguments[3].isInt() ? static_cast<at::ScalarType>(arguments[3].toInt())
                                                                : tensor(0).scalar_type());
   }
-  why = fmt::format("accumulate replaces matrix products and sums over one dimension, not {}", base);
+  why = "accumulate replaces sums over one dimension, with the dimensions given";
   return {};
 }
 
@@ -93,21 +109,20 @@ struct Curve {
   std::function<double(double)> exact;
 };
 
-Curve curve_of(numeric::ApproximatedFunction function) {
+Curve curve_of(ApproximatedFunction function) {
   switch (function) {
-    case numeric::ApproximatedFunction::kSilu: return {-8, 8, [](double x) { return x / (1 + std::exp(-x)); }};
-    case numeric::ApproximatedFunction::kGelu:
+    case ApproximatedFunction::kSilu: return {-8, 8, [](double x) { return x / (1 + std::exp(-x)); }};
+    case ApproximatedFunction::kGelu:
       return {-8, 8, [](double x) { return 0.5 * x * std::erfc(-x / std::numbers::sqrt2); }};
-    case numeric::ApproximatedFunction::kSigmoid: return {-8, 8, [](double x) { return 1 / (1 + std::exp(-x)); }};
-    case numeric::ApproximatedFunction::kTanh: return {-4, 4, [](double x) { return std::tanh(x); }};
-    case numeric::ApproximatedFunction::kExp: return {-16, 0, [](double x) { return std::exp(x); }};
-    case numeric::ApproximatedFunction::kRsqrt: return {1, 4, [](double x) { return 1 / std::sqrt(x); }};
+    case ApproximatedFunction::kSigmoid: return {-8, 8, [](double x) { return 1 / (1 + std::exp(-x)); }};
+    case ApproximatedFunction::kTanh: return {-4, 4, [](double x) { return std::tanh(x); }};
+    case ApproximatedFunction::kExp: return {-16, 0, [](double x) { return std::exp(x); }};
+    case ApproximatedFunction::kRsqrt: return {1, 4, [](double x) { return 1 / std::sqrt(x); }};
   }
   FL_ASSERT(!"unknown function");
 }
 
-// f~ on [low, high]; outside, the nearest end's value.
-at::Tensor evaluate(const numeric::ApproximateSpec& spec, const Curve& curve, const at::Tensor& given) {
+at::Tensor evaluate_numbers(const numeric::ApproximateSpec& spec, const Curve& curve, const at::Tensor& given) {
   const at::Tensor x = given.clamp(curve.low, curve.high);
   if (spec.method == numeric::ApproximationMethod::kPolynomial) {
     // Chebyshev interpolation, evaluated by Clenshaw's recurrence.
@@ -142,15 +157,29 @@ at::Tensor evaluate(const numeric::ApproximateSpec& spec, const Curve& curve, co
   return left + (right - left) * (place - below);
 }
 
+// f~ on [low, high]; outside, the nearest end's value; a NaN has no place in a table and stays.
+at::Tensor evaluate(const numeric::ApproximateSpec& spec, const Curve& curve, const at::Tensor& given) {
+  const at::Tensor number = at::nan_to_num(given, curve.low, curve.high, curve.low);
+  return at::where(given.isnan(), given, evaluate_numbers(spec, curve, number));
+}
+
+// Of torch's operators, which one is the function; exp is that of the softmax.
+std::string operator_of(ApproximatedFunction function) {
+  static constexpr const char* kNames[] = {"silu", "gelu", "sigmoid", "tanh", "_softmax", "rsqrt"};
+  return fmt::format("aten::{}", kNames[static_cast<std::size_t>(function)]);
+}
+
+}  // namespace
+
 at::Tensor approximated(const numeric::ApproximateSpec& spec, const at::Tensor& input) {
   const Curve curve = curve_of(spec.function);
   const at::Tensor x = input.to(at::kFloat);
   at::Tensor inside = evaluate(spec, curve, x);
   switch (spec.function) {
-    case numeric::ApproximatedFunction::kSilu:
-    case numeric::ApproximatedFunction::kGelu:  // beyond the table: x, or nothing
+    case ApproximatedFunction::kSilu:
+    case ApproximatedFunction::kGelu:  // beyond the table: x, or nothing
       return at::where(x > curve.high, x, at::where(x < curve.low, at::zeros_like(x), inside));
-    case numeric::ApproximatedFunction::kRsqrt: {
+    case ApproximatedFunction::kRsqrt: {
       // x = m * 4^e, m in [1, 4): rsqrt(x) = rsqrt(m) * 2^-e
       const at::Tensor e = x.log2().div(2).floor();
       const at::Tensor m = x * (e * -2).exp2();
@@ -160,17 +189,12 @@ at::Tensor approximated(const numeric::ApproximateSpec& spec, const at::Tensor& 
   }
 }
 
-at::Tensor replace_function(const numeric::Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,
-                            std::string& why) {
-  static constexpr const char* kNames[] = {"silu", "gelu", "sigmoid", "tanh", "_softmax", "rsqrt"};
+namespace {
+
+at::Tensor replace_function(const numeric::Rule& rule, c10::ArrayRef<c10::IValue> arguments) {
   const numeric::ApproximateSpec& spec = rule.what.approximate;
-  const std::string name = fmt::format("aten::{}", kNames[static_cast<std::size_t>(spec.function)]);
-  if (base != name && base != name + "_") {
-    why = fmt::format("approximate replaces {}, not {}", name, base);
-    return {};
-  }
   const at::Tensor x = arguments[0].toTensor();
-  if (spec.function != numeric::ApproximatedFunction::kExp) return approximated(spec, x).to(x.scalar_type());
+  if (spec.function != ApproximatedFunction::kExp) return approximated(spec, x).to(x.scalar_type());
   const int64_t dim = arguments[1].toInt();
   const at::Tensor wide = x.to(at::kFloat);
   const at::Tensor e = approximated(spec, wide - wide.amax(dim, true));
@@ -180,11 +204,33 @@ at::Tensor replace_function(const numeric::Rule& rule, const std::string& base, 
 
 }  // namespace
 
+std::string why_not_replaced(const numeric::Rule& rule, const std::string& base) {
+  if (replaces_own_operator(rule, base)) return "";
+  if (rule.what.kind == numeric::FaultKind::kAccumulate) {
+    if (is_torch_product(base) || is_sum_with_product(base) || base == "aten::sum" || base == "aten::mean") return "";
+    return fmt::format(
+        "accumulate replaces matrix products, sums, means, and the sums inside our norms and attention, "
+        "not {}",
+        base);
+  }
+  const ApproximatedFunction function = rule.what.approximate.function;
+  const std::string name = operator_of(function);
+  if (base == name || base == name + "_") return "";
+  const char* ours = function == ApproximatedFunction::kSilu    ? " and the silu of faultline::swiglu"
+                     : function == ApproximatedFunction::kRsqrt ? " and the root of faultline::rms_norm"
+                     : function == ApproximatedFunction::kExp   ? " and the softmax of fused attention"
+                                                                : "";
+  return fmt::format("approximate replaces {}{}, not {}", name, ours, base);
+}
+
 at::Tensor compute_replacement(const numeric::Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,
                                std::string& why) {
   const at::NoGradGuard no_grad;
+  why = why_not_replaced(rule, base);
+  if (!why.empty()) return {};
+  if (replaces_own_operator(rule, base)) return replace_own_operator(rule, base, arguments, why);
   return rule.what.kind == numeric::FaultKind::kAccumulate ? replace_accumulation(rule, base, arguments, why)
-                                                           : replace_function(rule, base, arguments, why);
+                                                           : replace_function(rule, arguments);
 }
 
 }  // namespace faultline::tap

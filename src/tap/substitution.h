@@ -76,6 +76,8 @@ class InputsDone {
 // in a table. The replacement is computed beside the operator, from its arguments, and written over its result by the
 // same kernel that counts every other fault.
 
+// "": a rule of this kind (accumulate, approximate) replaces what this operator computes.
+std::string why_not_replaced(const numeric::Rule& rule, const std::string& base);
 // From the arguments of a call that has not run yet. `why`: set where the rule's kind has nothing to say about this
 // operator; the result is then undefined. Throws UsageError where the parameters do not fit its shapes.
 at::Tensor compute_replacement(const numeric::Rule& rule, const std::string& base, c10::ArrayRef<c10::IValue> arguments,

@@ -37,6 +37,11 @@ std::vector<std::string> kinds_of(const std::vector<FaultGrid::Entry>& entries) 
 // such trials leave the denominator, and their pools need more of them.
 bool may_change_nothing(const std::string& kind) { return kind == "saturate" || kind == "spike"; }
 
+int64_t trials_of_cell(const CampaignSpec& spec, const std::string& kind) {
+  if (kind == kExponentFlips) return 8 * spec.trials;
+  return spec.trials + (may_change_nothing(kind) ? spec.trials / 10 : 0);
+}
+
 template <typename Item, typename Test>
 std::vector<const Item*> chosen(const std::vector<Item>& items, const Test& test) {
   std::vector<const Item*> found;
@@ -131,8 +136,7 @@ std::vector<CampaignCell> campaign_cells(const CampaignSpec& spec) {
   for (const FaultGrid::Site& site : spec.grid.sites)
     if (std::find(pools.begin(), pools.end(), site.pool) == pools.end()) pools.push_back(site.pool);
   for (const std::string& kind : kinds_of(spec.grid.entries))
-    for (const std::string& pool : pools)
-      cells.push_back({kind + " | " + pool, spec.trials + (may_change_nothing(kind) ? spec.trials / 10 : 0)});
+    for (const std::string& pool : pools) cells.push_back({kind + " | " + pool, trials_of_cell(spec, kind)});
   // A round that was interrupted is a sample of the cells, not their beginning.
   std::sort(cells.begin(), cells.end(), [](const auto& a, const auto& b) { return hash64(a.name) < hash64(b.name); });
   cells.push_back({"healthy", spec.healthy});
@@ -223,13 +227,15 @@ std::string check_store(const Node& node) {
 void register_diagnose_section() {
   const Schema schema =
       Schema::map()
-          .field("campaign", Schema::choice({"smoke", "full"}),
+          .field("campaign", Schema::choice({"smoke", "full", "edges"}),
                  {.default_value = Node("smoke"), .doc = "which kinds, extents and sites"})
           .field("methods", Schema::list(Schema::choice({"classic", "self", "shadow"})),
                  {.default_value = Node::list({Node("classic"), Node("self"), Node("shadow")}), .doc = "who diagnoses"})
-          .field("trials", Schema::integer({.min = 0}), {.doc = "of each cell; smoke 1, full 300"})
-          .field("healthy", Schema::integer({.min = 0}), {.doc = "clean machines; smoke 3, full 1000"})
-          .field("rare", Schema::integer({.min = 0}), {.doc = "intermittent faults; smoke 1, full 100"})
+          .field("trials", Schema::integer({.min = 0}),
+                 {.doc = "of each cell; smoke 1, full 300, edges 20 (exponent flips 160)"})
+          .field("healthy", Schema::integer({.min = 0}), {.doc = "clean machines; smoke 3, full 1000, edges 120"})
+          .field("rare", Schema::integer({.min = 0}),
+                 {.doc = "intermittent faults; smoke 1, full 100, edges: in every cell"})
           .field("fading", Schema::integer({.min = 0}), {.doc = "faults of falling strength, each kind; full 60"})
           .field("tokens", Schema::integer({.min = 1, .max = 4096}),
                  {.default_value = Node(24), .doc = "of a prompt, at most"})

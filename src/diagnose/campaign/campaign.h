@@ -19,16 +19,23 @@
 
 namespace faultline::diagnose {
 
+inline constexpr const char* kExponentFlips = "exponent";  // a kind of planted fault
+inline constexpr int64_t kPassesForRare = 64;
+
 struct FaultGrid {
   struct Entry {
     std::string name, kind;  // "gain 1%", "gain": as Candidate::kind calls it
     std::string what;        // the short form's inside; {spread} stands for `strength` of the site's standard deviation
     double strength = 0;
+    std::string dtype = {};  // of the model; "": the campaign's
+    int64_t passes = 1;
   };
   struct Site {
-    std::string name, pool;  // "q_proj", "linear"
-    std::string where;       // "module=q_proj"
-    std::string place;       // below the layer: "self_attn.q_proj"; "": the layer itself
+    std::string name, pool;   // "q_proj", "linear"
+    std::string where;        // "module=q_proj"
+    std::string place;        // below the layer: "self_attn.q_proj"; "": the layer itself
+    bool in_a_layer = true;   // else `place` is the whole path
+    bool is_a_class = false;  // of places, "operator=matmul": only the layer can be right
   };
   std::vector<Entry> entries;
   std::vector<double> extents;  // shares of channels
@@ -38,17 +45,20 @@ struct FaultGrid {
 };
 FaultGrid full_grid();
 FaultGrid smoke_grid();
+// Flips of every exponent bit, of the sign and of high mantissa bits, infinities and NaN, in each type: at every
+// element, in single ones, rarely, now and then.
+FaultGrid edges_grid();
 
 struct CampaignSpec {
   std::string preset = "full";
   FaultGrid grid;
   std::vector<std::string> methods = {"classic", "self", "shadow"};
-  int64_t trials = 300;  // of a cell
+  int64_t trials = 300;  // of a cell; of flips of exponent bits eight times as many
   int64_t healthy = 1000, rare = 100, fading = 60;
   uint64_t seed = 0;
   int64_t tokens = 24;  // of a prompt, at most
 };
-CampaignSpec campaign_spec(const std::string& preset);  // full, or smoke: seconds on a small model
+CampaignSpec campaign_spec(const std::string& preset);  // full, edges, or smoke: seconds on a small model
 
 // The machine on which trials run. weights: fingerprint of the model in that dtype, because another model may lie under
 // the same name elsewhere or later; "": whatever is there.

@@ -10,6 +10,7 @@
 namespace faultline::diagnose {
 namespace {
 
+constexpr int64_t kFlips = 1000;
 constexpr int64_t kTrialsOfAPool = 300, kHealthyRuns = 1000, kIntermittent = 100;
 constexpr std::array kSiteClasses = {"layer output", "linear", "norm", "attention", "activation"};
 
@@ -106,6 +107,19 @@ void judge_beside_classic(const char* name, const Json& method, const Json& clas
                all["only_this"].get<int64_t>() + all["only_classic"].get<int64_t>(), 1);
 }
 
+// Of the campaign `edges`: who is first accused where bits were flipped, and whether healthy layers are.
+void judge_edges(const char* name, const Json& method, Bars& bars) {
+  const Json& pools = method["pools"];
+  const auto named = [](const std::string& wanted) {
+    return [wanted](const std::string& pool) { return pool == wanted; };
+  };
+  bars.at_least("guilty layer first, exponent flips", name, 0.99, worst(pools, "layer", named(kExponentFlips)), kFlips);
+  bars.at_least("guilty layer first, all", name, 0.99, worst(pools, "layer", named("all")), kFlips);
+  const auto trials = pools["all"]["layer"]["trials"].get<int64_t>();
+  bars.at_most("diagnoses that accuse healthy layers", name, 0, pools["all"]["accused_others"].get<double>(), trials,
+               kFlips);
+}
+
 }  // namespace
 
 Json judge_bars(const Json& methods) {
@@ -113,6 +127,10 @@ Json judge_bars(const Json& methods) {
   for (const char* name : {"self", "shadow"}) {
     if (!methods.contains(name)) continue;
     const Json& method = methods[name];
+    if (method["pools"].contains(kExponentFlips)) {
+      judge_edges(name, method, bars);
+      continue;
+    }
     const bool shadow = std::string(name) == "shadow";
     if (shadow)
       bars.at_least("layer and operator", name, 0.99, worst(method["pools"], "layer_and_operator", is_kind_by_site),

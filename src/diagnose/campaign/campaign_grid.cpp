@@ -66,6 +66,50 @@ FaultGrid full_grid() {
   return grid;
 }
 
+FaultGrid edges_grid() {
+  FaultGrid grid;
+  grid.extents = {1};
+  struct Type {
+    const char* name;
+    int mantissa, width;
+  };
+  for (const Type& type : {Type{"bf16", 7, 16}, Type{"fp16", 10, 16}, Type{"fp32", 23, 32}}) {
+    const auto add = [&](const std::string& kind, const std::string& name, const std::string& what, int64_t passes) {
+      grid.entries.push_back({fmt::format("{} {}", type.name, name), kind, what, 0, type.name, passes});
+    };
+    const std::string channels = ", extent.fraction=0.1, extent.structure=channel";
+    const std::string rarely = ", lifetime.kind=transient, lifetime.probability=0.1";
+    for (int bit = type.mantissa - 2; bit < type.width; ++bit) {
+      const std::string kind = bit < type.mantissa ? "mantissa" : bit + 1 < type.width ? kExponentFlips : "sign";
+      const auto flip = [&](const char* how, const std::string& rest, int64_t passes) {
+        add(kind, fmt::format("bit {} {}", bit, how), fmt::format("bitflip(bit={}, {}", bit, rest), passes);
+      };
+      flip("everywhere", "rate=1", 1);
+      flip("in some channels", "rate=1" + channels, 1);
+      flip("in one element a call", "count=1", kPassesForRare);
+      flip("in one of a thousand elements", "rate=0.001", kPassesForRare);
+      flip("in one element, one call of ten", "count=1" + rarely, kPassesForRare);
+    }
+    for (const std::string kind : {"inf", "nan"}) {
+      add(kind, kind + " everywhere", kind + "(extent.fraction=1", 1);
+      add(kind, kind + " in some channels", kind + "(" + channels.substr(2), 1);
+      add(kind, kind + " in some channels, one call of ten", kind + "(" + channels.substr(2) + rarely, kPassesForRare);
+      add(kind, kind + " in single elements", kind + "(extent.fraction=0.02, extent.structure=element", 1);
+    }
+  }
+  grid.sites = full_grid().sites;
+  for (FaultGrid::Site& site : grid.sites) site.is_a_class = site.where.starts_with("operator=");
+  for (const char* family : {"matmul", "norm", "activation"})
+    grid.sites.push_back({fmt::format("{} operators", family), std::string(family) == "matmul" ? "linear" : family,
+                          fmt::format("operator={}", family), "", true, true});
+  grid.sites.push_back({"layer input", "layer output", "module=layer_input,surface=input", "", true, true});
+  grid.sites.push_back({"attention module", "attention", "module=self_attn,surface=output", "self_attn"});
+  grid.sites.push_back({"embedding", "embedding", "module=embed_tokens,surface=output", "model.embed_tokens", false});
+  grid.sites.push_back({"last norm", "norm", "module=model.norm,surface=output", "model.norm", false});
+  grid.sites.push_back({"head", "head", "module=lm_head,surface=output", "lm_head", false});
+  return grid;
+}
+
 FaultGrid smoke_grid() {
   FaultGrid all = full_grid(), grid;
   for (const std::size_t i : {0, 6, 12}) grid.entries.push_back(all.entries[i]);
@@ -82,7 +126,13 @@ CampaignSpec campaign_spec(const std::string& preset) {
     spec.grid = full_grid();
     return spec;
   }
-  if (preset != "smoke") throw UsageError(fmt::format("a campaign is smoke or full; got '{}'", preset));
+  if (preset == "edges") {
+    spec.grid = edges_grid();
+    spec.methods = {"self", "shadow"};
+    spec.trials = 20, spec.healthy = 120, spec.rare = 0, spec.fading = 0;
+    return spec;
+  }
+  if (preset != "smoke") throw UsageError(fmt::format("a campaign is smoke, full or edges; got '{}'", preset));
   spec.grid = smoke_grid();
   spec.trials = 1, spec.healthy = 3, spec.rare = 1, spec.fading = 0;
   return spec;

@@ -15,11 +15,13 @@ namespace {
 
 struct Counts {
   int64_t trials = 0, found = 0, layer = 0, three = 0, place = 0, kind = 0;
+  int64_t others = 0;  // diagnoses that accused a healthy layer
 
   void add(const Json& said) {
     ++trials, found += said.value("found", false);
     layer += said.value("layer_right", false), three += said.value("layer_in_three", false);
     place += said.value("place_right", false), kind += said.value("kind_right", false);
+    others += said.value("other_layers", 0) > 0;
   }
 };
 
@@ -32,7 +34,8 @@ Json to_json(const Counts& counts) {
   return {{"layer", rate(counts.layer, counts.trials)},
           {"layer_in_three", rate(counts.three, counts.trials)},
           {"layer_and_operator", rate(counts.place, counts.trials)},
-          {"kind", rate(counts.kind, counts.trials)}};
+          {"kind", rate(counts.kind, counts.trials)},
+          {"accused_others", counts.others}};
 }
 
 struct MethodCost {

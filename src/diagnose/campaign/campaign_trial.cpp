@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kSeedsTried = 700;  // a mask of 1 % of the channels holds the largest in one of a hundred
 constexpr double kNearlyTheLargest = 0.99;
-constexpr int64_t kPassesForSparseSpikes = 16, kPassesForRare = 64;
+constexpr int64_t kPassesForSparseSpikes = 16;
 constexpr int64_t kPrompts = 64;
 constexpr std::array<const char*, 4> kHealthyTypes = {"", "fp16", "", "fp32"};  // "": the machine's own
 constexpr std::array<int64_t, 3> kHealthyRows = {1, 2, 5};
@@ -32,6 +32,7 @@ at::ScalarType type_named(const std::string& name) {
 }
 
 std::string place_of_trial(const Planned& planned) {
+  if (!planned.site->in_a_layer) return planned.site->place;
   return fmt::format("model.layers.{}{}{}", planned.layer, planned.site->place.empty() ? "" : ".", planned.site->place);
 }
 
@@ -64,6 +65,7 @@ void check_weights(model::CausalLm& model, const CampaignMachine& machine) {
 
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
+// layer -1: the fault lies outside the layers, where a place takes the part of a layer.
 Json said(const Diagnosis& diagnosis, const std::string& place, int64_t layer, const std::string& kind) {
   Json json = {{"found", diagnosis.fault_found()},
                {"candidates", std::ssize(diagnosis.candidates)},
@@ -75,15 +77,15 @@ Json said(const Diagnosis& diagnosis, const std::string& place, int64_t layer, c
   const Candidate& first = diagnosis.candidates.front();
   json["place"] = first.place, json["operation"] = first.operation, json["kind"] = first.kind;
   if (place.empty()) return json;
-  json["layer_right"] = first.layer == layer;
+  const auto is_there = [&](const Candidate& one) { return one.layer == layer && (layer >= 0 || one.place == place); };
+  json["layer_right"] = is_there(first);
   json["place_right"] = first.place == place;
   json["kind_right"] = first.kind == kind;
   json["layer_in_three"] =
       std::any_of(diagnosis.candidates.begin(),
-                  diagnosis.candidates.begin() + std::min<int64_t>(3, std::ssize(diagnosis.candidates)),
-                  [&](const Candidate& one) { return one.layer == layer; });
+                  diagnosis.candidates.begin() + std::min<int64_t>(3, std::ssize(diagnosis.candidates)), is_there);
   json["other_layers"] = std::count_if(diagnosis.candidates.begin(), diagnosis.candidates.end(),
-                                       [&](const Candidate& one) { return one.layer != layer; });
+                                       [&](const Candidate& one) { return !is_there(one); });
   return json;
 }
 
@@ -143,7 +145,8 @@ std::unique_ptr<lab::Injection> TrialBench::plant(Model& model, const Planned& p
   if (const std::size_t at = what.find("{spread}"); at != std::string::npos)
     what.replace(at, 8, fmt::format("{:.3g}", std::max(planned.entry->strength * spread(model, planned), 1e-12)));
   if (planned.extent < 1) what += fmt::format(", extent.fraction={:g}, extent.structure=channel", planned.extent);
-  const std::string text = fmt::format("{}) @ {},layer={}", what, planned.site->where, planned.layer);
+  const std::string layer = planned.site->in_a_layer ? fmt::format(",layer={}", planned.layer) : "";
+  const std::string text = fmt::format("{}) @ {}{}", what, planned.site->where, layer);
   const Node recipe = recipe::recipe_of_rules({numeric::parse_rule(text, numeric::RuleUse::kInPlan)}, seed);
   return std::make_unique<lab::Injection>(recipe::read_plan_spec(recipe), *model.loaded.model, site::Phase::kDiagnose,
                                           [&] { return model.censuses; });
@@ -151,7 +154,7 @@ std::unique_ptr<lab::Injection> TrialBench::plant(Model& model, const Planned& p
 
 std::unique_ptr<lab::Injection> TrialBench::plant_what_acts(Model& model, const Planned& planned,
                                                             const at::Tensor& tokens, uint64_t seed) {
-  if (planned.rare) {
+  if (planned.rare || !planned.entry->dtype.empty()) {  // the ledger says afterwards whether it acted
     std::unique_ptr<lab::Injection> injection = plant(model, planned, mix64(seed, 100));
     injection->arm();
     return injection;
@@ -184,11 +187,12 @@ record::Trial TrialBench::run(const record::TrialKey& key) {
   trial.started = system_seconds();
   const bool healthy = key.cell == "healthy";
   const auto index = static_cast<std::size_t>(key.index);
-  const std::string asked = healthy ? kHealthyTypes[index % kHealthyTypes.size()] : "";
+  Planned planned = planned_trial(spec_, key, this->model(machine_.dtype).loaded.model->config().layers);
+  const std::string asked = healthy ? kHealthyTypes[index % kHealthyTypes.size()] : planned.entry->dtype;
   const std::string dtype = asked.empty() ? machine_.dtype : asked;
   Model& model = this->model(dtype);
   const int64_t rows = healthy ? kHealthyRows[index / kHealthyTypes.size() % kHealthyRows.size()] : 1;
-  const Planned planned = planned_trial(spec_, key, model.loaded.model->config().layers);
+  if (!healthy && !planned.site->in_a_layer) planned.layer = -1;
   const at::Tensor tokens = prompt(model, mix64(trial.seed, 2), rows);
   trial.outcome = {{"tokens", tokens.size(1)}, {"rows", rows}, {"dtype", dtype}};
   std::unique_ptr<lab::Injection> injection;
@@ -211,7 +215,11 @@ record::Trial TrialBench::run(const record::TrialKey& key) {
     }
   }
   const bool sparse_spike = kind == "spike" && planned.extent < 1;  // acts in few calls only
-  const int64_t passes = planned.rare ? kPassesForRare : sparse_spike ? kPassesForSparseSpikes : 1;
+  const int64_t passes = planned.rare   ? kPassesForRare
+                         : sparse_spike ? kPassesForSparseSpikes
+                         : healthy      ? 1
+                                        : planned.entry->passes;
+  const bool of_a_layer = !healthy && !planned.entry->dtype.empty();  // a flip is right where the layer is
   bool right = true;
   Planted done = injection ? planted_by(injection->plan()) : Planted{};
   for (const std::string& method : spec_.methods) {
@@ -223,7 +231,9 @@ record::Trial TrialBench::run(const record::TrialKey& key) {
       answer["changed"] = done.changed - before;
     }
     if (method == "classic" || !ran_under_fault(answer)) continue;
-    right &= healthy ? !diagnosis.fault_found() : answer.value("place_right", false);
+    right &= healthy      ? !diagnosis.fault_found()
+             : of_a_layer ? answer.value("layer_right", false) && answer.value("other_layers", 1) == 0
+                          : answer.value("place_right", false);
   }
   if (injection) {
     injection->disarm();
