@@ -1,5 +1,8 @@
 #include "diagnose/diagnosis.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "base/json.h"
@@ -119,6 +122,35 @@ Json to_json(const Diagnosis& diagnosis) {
                {"seconds", diagnosis.seconds}};
   for (std::size_t i = 0; i < diagnosis.layers.size(); ++i) json["layers"].push_back(to_json(diagnosis.layers[i], i));
   return json;
+}
+
+std::string verdict_words(const Diagnosis& diagnosis) {
+  return diagnosis.fault_found()        ? "a fault"
+         : diagnosis.not_tested.empty() ? "healthy"
+         : diagnosis.broken_off         ? "not tested to the end"
+                                        : "healthy where tested";
+}
+
+std::string cost_words(const Diagnosis& diagnosis) {
+  return fmt::format("{} relations, {:.1f} forward-equivalents, {:.2f} s", diagnosis.relations, diagnosis.forwards,
+                     diagnosis.seconds);
+}
+
+std::string candidate_words(const Candidate& candidate) {
+  return fmt::format("{}  {}  {}{}{}  [{}]", candidate.place, candidate.operation,
+                     candidate.intermittent ? "intermittent " : "", candidate.kind,
+                     candidate.detail.empty() ? "" : " (" + candidate.detail + ")",
+                     certainty_name(candidate.certainty));
+}
+
+std::string to_text(const Diagnosis& diagnosis) {
+  std::string text = fmt::format("{}: {}  ({})\n", diagnosis.method, verdict_words(diagnosis), cost_words(diagnosis));
+  const std::size_t candidates = diagnosis.candidates.size();
+  for (std::size_t i = 0; i < std::min(candidates, kMostShown); ++i)
+    text += "  " + candidate_words(diagnosis.candidates[i]) + "\n";
+  if (candidates > kMostShown) text += fmt::format("  and {} more\n", candidates - kMostShown);
+  for (const std::string& sentence : diagnosis.not_tested) text += "  not tested: " + sentence + "\n";
+  return text;
 }
 
 Json diagnosis_schema() {

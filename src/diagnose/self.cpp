@@ -10,6 +10,7 @@
 #include "diagnose/methods.h"
 #include "diagnose/operator_relations.h"
 #include "site/scope.h"
+#include "site/torch_support.h"
 
 namespace faultline::diagnose {
 namespace {
@@ -187,7 +188,7 @@ void SelfProbe::pass(int64_t number) {
     probe_layer(layer, inputs[at]);
     if (inputs[at].defined())
       observe(
-          {"repetition", "layer_output", model_.layers()[at].place, outputs_[at], run_layer(layer, inputs[at], rows_)});
+          {kRepetition, "layer_output", model_.layers()[at].place, outputs_[at], run_layer(layer, inputs[at], rows_)});
   }
   if (options_.operators) {
     operators_.probe_ends();
@@ -239,6 +240,8 @@ Diagnosis SelfProbe::run() {
   int64_t passes = 0;
   try {
     for (; passes < options_.passes && !accusations_.any(); ++passes) pass(passes);
+  } catch (const site::UsageThroughTorch&) {  // of the planted fault, not of the machine
+    throw;
   } catch (const c10::Error& error) {
     diagnosis.broken_off = true;
     accusations_.settle_what_can_be();
