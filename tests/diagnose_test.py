@@ -65,6 +65,25 @@ def test_a_planted_fault_is_found(model, schema, method, fault, place, kind):
     assert [(c["place"], c["kind"]) for c in verdict["candidates"]] == [(place, kind)]
 
 
+def test_a_fault_in_front_of_a_product_repeats_and_is_not_called_noise(model):
+    """A module is faulted at its input unless the rule says more: the line about the planted fault names the surface."""
+    done = launch("diagnose", "--model", model, "--fault", "deadzone(threshold=0.05) @ module=mlp.down_proj,layer=1")
+    assert done.returncode == 1, done.stderr
+    assert "model.layers.1.mlp.down_proj  linear  unexplained (repeatable; perhaps in its input; median error" in done.stdout, done.stdout
+    assert "noise" not in done.stdout
+    assert "planted: at the input of model.layers.1.mlp.down_proj: " in done.stdout
+    # What differs from call to call is noise still, at an input, too.
+    done = launch("diagnose", "--model", model, "--fault", "relative_gaussian(strength=0.5) @ module=mlp.down_proj,layer=1")
+    assert "model.layers.1.mlp.down_proj  linear  noise (fresh at every call; median error" in done.stdout, done.stdout
+
+
+def test_every_planted_rule_has_its_line(model):
+    done = launch("diagnose", "--model", model, "--fault", "gain(strength=0.05) @ operator=matmul,layer=0-1", "--fault", "gain(strength=0.05) @ module=layer_output,layer=3", "--json")
+    planted = json.loads(done.stdout)["planted"]
+    assert [(rule["rule"], rule["surface"], rule["place"]) for rule in planted["rules"]] == [("gain", "output", "matmul at 8 places"), ("gain_2", "output", "model.layers.3")]
+    assert sum(rule["changed"] for rule in planted["rules"]) == planted["changed"]
+
+
 def test_explain_shows_the_residuals(model):
     done = launch("diagnose", "--model", model, "--explain", "--fault", "gain(strength=0.05) @ module=layer_output,layer=3")
     assert done.returncode == 1

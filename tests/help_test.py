@@ -1,6 +1,7 @@
 """The help of every command: a purpose in one line, at least two real examples, and every example parses (`--parse-only`:
 arguments are checked, nothing runs). Of the commands in GROUPED: options in named groups with defaults and ranges."""
 
+import json
 import re
 import shlex
 
@@ -88,6 +89,38 @@ def test_faultline_alone_shows_where_to_start():
     named = re.findall(r"^  faultline ([a-z][a-z-]*)", text, re.MULTILINE)
     assert "demo" in named and set(named) <= known, named
     assert "--help" in text and "docs/tutorials/" in text
+
+
+def test_the_help_of_fault_has_the_grammar_of_where(command):
+    """Keys and surfaces as the schema has them, families as they are listed; the default surface is told."""
+    text = ok(*command, "--help")
+    takes_fault = any(re.search(r"--fault\b", names) for _, names, _ in options(text))
+    assert takes_fault == ("WHERE is a list" in text) and (takes_fault or command not in (["diagnose"], ["eval"], ["generate"]))
+    if not takes_fault:
+        return
+    where = next(one for one in walk(json.loads(ok("schema"))) if {"operator", "module", "surface"} <= set(one.get("properties", {})))["properties"]
+    grammar = text.split("WHERE is a list")[1]
+    assert [key for key in where if f"\n  {key}=" not in grammar] == []
+    assert [name for name in where["surface"]["enum"] if name not in grammar] == []
+    families = [family["name"] for family in json.loads(ok("list", "operators", "--json"))]
+    assert [name for name in families if name not in grammar] == []
+    assert "the output of operators and of layer_output, the INPUT of other modules" in " ".join(grammar.split())
+
+
+def walk(tree):
+    if isinstance(tree, dict):
+        yield tree
+    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []:
+        yield from walk(child)
+
+
+def test_the_words_of_a_diagnosis_are_explained_where_they_are_asked_for():
+    text = ok("diagnose", "--help")
+    assert all(f"\n  {method} " in text for method in ("self", "shadow", "classic", "srdd"))
+    assert all(word in text for word in ("[exact]", "[bound]", "[statistical]", "forward-equivalents:", "unexplained:"))
+    pace = " ".join(ok("run", "--help").split())
+    assert "stop after this time" in pace and "the same command goes on from there" in pace
+    assert "all of addition unless given" not in ok("eval", "--help")
 
 
 def test_errors_say_what_to_type_next():

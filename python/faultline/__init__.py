@@ -14,7 +14,7 @@ import torch
 from faultline._library import library_path
 from faultline.arithmetic import selftest
 from faultline.attach import Attachment, attach
-from faultline.diagnose import diagnose
+from faultline.diagnose import Verdict, diagnose
 from faultline.environment import arm_from_environment
 from faultline.evidence import CollectionError, collect
 from faultline.launches import launches
@@ -32,6 +32,7 @@ __all__ = [
     "CollectionError",
     "EvidenceError",
     "Plan",
+    "Verdict",
     "apply",
     "apply_",
     "attach",

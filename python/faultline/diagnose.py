@@ -3,6 +3,7 @@ library's (operators interview_*); this module only runs modules of the model, r
 records the tensors that a probe asks for.
 
     verdict = faultline.diagnose(model, tokenizer)
+    print(verdict)
     verdict["verdict"], verdict["candidates"]
 
 A plan that is armed (faultline.plan(..., model=model)) stays armed: the broken machine is what is diagnosed."""
@@ -140,29 +141,67 @@ class _Runner:
                 handle.remove()
 
 
-def _tokens_of(model, tokenizer, prompt, limit):
-    if isinstance(prompt, torch.Tensor):
-        tokens = prompt
-    elif tokenizer is None:
-        raise ValueError("diagnose(model, tokenizer): without a tokenizer give prompt=, a tensor of token numbers (1, T)")
+class Verdict(dict):
+    """What diagnose() says: a dict of the verdict's keys, which prints as text for people; `json` is it as JSON."""
+
+    def __init__(self, json_text: str, text: str) -> None:
+        """Takes the verdict as JSON and as text."""
+        super().__init__(json.loads(json_text))
+        self._text = text
+
+    @property
+    def json(self) -> str:
+        """The verdict as JSON, as `faultline diagnose --json` writes it."""
+        return json.dumps(self)
+
+    def __str__(self) -> str:
+        """The verdict as text."""
+        return self._text.rstrip("\n")
+
+    __repr__ = __str__
+
+
+def _vocabulary_of(model) -> int:
+    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    return getattr(table, "num_embeddings", 0) or getattr(getattr(model, "config", None), "vocab_size", 0) or 0
+
+
+def _tokens_of(model, tokenizer, prompt, limit, seed):
+    vocabulary = _vocabulary_of(model)
+    if isinstance(prompt, str) and tokenizer is None:
+        raise ValueError("diagnose(): a prompt that is a text needs the model's tokenizer: diagnose(model, tokenizer, prompt=...); without one give token numbers, or no prompt")
+    if prompt is None and tokenizer is None:
+        if not vocabulary:
+            raise ValueError("diagnose(): the model does not say how many tokens it knows; give its tokenizer, or prompt=, token numbers (1, T)")
+        tokens = torch.randint(vocabulary, (1, limit), generator=torch.Generator().manual_seed(seed % 2**63))
+    elif prompt is None or isinstance(prompt, str):
+        tokens = torch.tensor([tokenizer(PROMPT if prompt is None else prompt)["input_ids"]], dtype=torch.long)
     else:
-        tokens = torch.tensor([tokenizer(prompt or PROMPT)["input_ids"]])
-    if tokens.dim() != 2 or tokens.shape[0] != 1 or tokens.numel() == 0:
-        raise ValueError(f"the prompt must be one row of at least one token, (1, T); got {tuple(tokens.shape)}")
-    return tokens[:, :limit].to(next(model.parameters()).device)
+        tokens = torch.as_tensor(prompt)
+        tokens = tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
+    if tokens.dim() != 2 or tokens.shape[0] != 1 or tokens.numel() == 0 or tokens.is_floating_point():
+        raise ValueError(f"the prompt must be one row of at least one token number, (1, T); got {tokens.dtype} of shape {tuple(tokens.shape)}")
+    tokens = tokens[:, :limit].long()
+    wrong = ((tokens < 0) | (tokens >= vocabulary)).nonzero()
+    if vocabulary and len(wrong):
+        position = int(wrong[0, 1])
+        raise ValueError(f"prompt: token {int(tokens[0, position])} at position {position} is none of this model's, which are 0 to {vocabulary - 1}; was it made by another model's tokenizer?")
+    return tokens.to(next(model.parameters()).device)
 
 
-def diagnose(model: torch.nn.Module, tokenizer: Any = None, *, prompt: str | torch.Tensor | None = None, tokens: int = 32, passes: int = 1, seed: int = 0) -> dict[str, Any]:
-    """The verdict of method `self` on a Hugging Face causal language model, as `faultline diagnose --json` writes it
-    (schema: `faultline diagnose --schema`). prompt: a text, or token numbers (1, T); tokens: at most so many of it;
-    passes: repeat until an intermittent fault is caught, at most so often. Raises ValueError for a prompt or a number that cannot be."""
+def diagnose(model: torch.nn.Module, tokenizer: Any = None, *, prompt: str | torch.Tensor | list[int] | None = None, tokens: int = 32, passes: int = 1, seed: int = 0) -> Verdict:
+    """The verdict of method `self` on a Hugging Face causal language model: a dict, as `faultline diagnose --json` writes it
+    (schema: `faultline diagnose --schema`), that prints as text. prompt: a text, for which `tokenizer` is needed, or token numbers (1, T).
+    Without a prompt a fixed English sentence is used (faultline.diagnose's PROMPT), and without a tokenizer, too, `tokens` random token
+    numbers, drawn with `seed`. tokens: at most so many of the prompt; passes: repeat until an intermittent fault is caught, at most so
+    often. Raises ValueError for a prompt or a number that cannot be."""
     if passes < 1 or tokens < 1 or not 0 <= seed < 2**64:
         raise ValueError(f"passes and tokens are at least 1 and seed is 0 to 2^64-1; got {passes}, {tokens} and {seed}")
     config = getattr(model, "config", None)
     heads = getattr(config, "num_attention_heads", 0) or 0
     head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     facts, weights = _facts(model)
-    given = _tokens_of(model, tokenizer, prompt, tokens)
+    given = _tokens_of(model, tokenizer, prompt, tokens, seed)
     interview = _OPS.interview_open(json.dumps(facts), weights, given, json.dumps({"head_size": head_size, "seed": seed, "passes": passes}))
     runner, was_training = _Runner(model), model.training
     model.eval()
@@ -181,4 +220,4 @@ def diagnose(model: torch.nn.Module, tokenizer: Any = None, *, prompt: str | tor
     finally:
         model.train(was_training)
         verdict = _OPS.interview_close(interview)
-    return json.loads(verdict)
+    return Verdict(*verdict)

@@ -47,10 +47,12 @@ class Plan:
         total_steps: int = 1,
         on_missing: Literal["raise", "warn"] = "raise",
     ) -> None:
-        """Takes what plan() takes; the recipe is read when the plan is armed. Raises ValueError for another on_missing."""
+        """Takes what plan() takes. The recipe is checked at once and read when the plan is armed. Raises ValueError for a mistake in
+        the recipe and for another on_missing."""
         check_on_missing("on_missing", on_missing)
         self._recipe = json.dumps(recipe) if isinstance(recipe, dict) else os.fspath(recipe)
         self._overrides, self._total_steps, self._on_missing = list(overrides), total_steps, on_missing
+        _OPS.check_recipe(self._recipe, self._overrides)
         self._model = model
         self._attachment: Attachment | None = None
         self._optimizer_hook = None
@@ -218,7 +220,7 @@ def plan(
 
     model: whose modules and layers rules may name. overrides: changes of the recipe, `a.b=v`, `+a.b=v`, `~a.b`.
     total_steps: how many steps schedules have. on_missing: whether missing evidence raises EvidenceError or warns; another
-    word raises ValueError."""
+    word raises ValueError, and so does a mistake in the recipe."""
     return Plan(recipe, model=model, overrides=overrides, total_steps=total_steps, on_missing=on_missing)
 
 

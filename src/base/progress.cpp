@@ -104,7 +104,7 @@ Progress::Progress(std::string description, int64_t total, ProgressOptions optio
       options_(with_defaults(std::move(options))),
       exceptions_at_start_(std::uncaught_exceptions()),
       done_(options_.already_done) {
-  FL_ASSERT(total >= 0 && done_ >= 0);
+  FL_ASSERT(total >= 0 && done_ >= 0 && options_.batch >= 1);
   started_ = last_drawn_ = options_.clock();
   if (total_ > 0) last_tenth_ = done_ * 10 / total_;
   if (*options_.terminal) draw("");
@@ -121,6 +121,8 @@ void Progress::advance(int64_t count) {
   FL_ASSERT(count >= 0);
   const std::lock_guard lock(mutex_);
   done_ += count;
+  if (begun_done_ < 0 && done_ - options_.already_done >= options_.batch)
+    begun_done_ = done_, begun_at_ = options_.clock();
   draw_if_due();
 }
 
@@ -156,14 +158,22 @@ void Progress::draw(const char* ending) {
   *options_.out << (*options_.terminal ? "\r\x1b[K" + text : text) << std::flush;
 }
 
+std::string Progress::time_left(double now) const {
+  const auto left = static_cast<double>(std::max<int64_t>(0, total_ - done_));
+  if (left == 0) return "00:00";
+  const int64_t done = done_ - options_.already_done;
+  if (done <= options_.batch) return "?";
+  const bool enough = done_ - begun_done_ >= options_.batch && now > begun_at_;
+  const double rate = enough ? static_cast<double>(done_ - begun_done_) / (now - begun_at_)
+                             : static_cast<double>(done) / (now - started_);
+  return rate > 0 ? format_duration(std::ceil(left / rate)) : "?";
+}
+
 std::string Progress::statistics(double now) const {
   const double elapsed = now - started_;
   const double rate = elapsed > 0 ? static_cast<double>(done_ - options_.already_done) / elapsed : 0;
   std::string times = format_duration(elapsed);
-  if (total_ > 0) {
-    const auto left = static_cast<double>(std::max<int64_t>(0, total_ - done_));
-    times += "<" + (rate > 0 ? format_duration(std::ceil(left / rate)) : left == 0 ? "00:00" : "?");
-  }
+  if (total_ > 0) times += "<" + time_left(now);
   const std::string tail = postfix_.empty() ? "" : ", " + postfix_;
   return fmt::format("[{}, {}{}]", times, rate_text(rate, options_.unit), tail);
 }

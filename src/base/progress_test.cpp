@@ -211,6 +211,26 @@ TEST(Progress, DoesNotCountAnEarlierRunIntoTheRate) {
   EXPECT_NE(stage.last_drawn().find("94/100 [00:04<00:06, 1.00 step/s]"), std::string::npos) << stage.last_drawn();
 }
 
+// The first batch of answers took a minute, each of the others six seconds: 28 minutes were announced, two were needed.
+TEST(Progress, TellsTheTimeLeftFromMoreThanTheFirstBatch) {
+  Stage stage;
+  auto options = stage.options(true);
+  options.batch = 10;
+  Progress progress("", 100, options);
+  stage.now += 60;
+  progress.advance(1);
+  EXPECT_NE(stage.last_drawn().find("1/100 [01:00<?,"), std::string::npos) << stage.last_drawn();
+  stage.now += 1;
+  progress.advance(9);
+  EXPECT_NE(stage.last_drawn().find("10/100 [01:01<?,"), std::string::npos) << stage.last_drawn();
+  stage.now += 3;
+  progress.advance(6);  // too few to forget the first ones: 64 s for 16
+  EXPECT_NE(stage.last_drawn().find("16/100 [01:04<05:36,"), std::string::npos) << stage.last_drawn();
+  stage.now += 3;
+  progress.advance(4);
+  EXPECT_NE(stage.last_drawn().find("20/100 [01:07<00:48,"), std::string::npos) << stage.last_drawn();
+}
+
 TEST(Progress, SurvivesMoreStepsThanAnnounced) {
   Stage stage;
   Progress progress("", 10, stage.options(true));

@@ -62,6 +62,7 @@ std::vector<diagnose::RecordedCall> calls_of(const CompareOptions& options, diag
   first = read_side("--a", options.a, options.dtype);
   lab::LoadOptions load;
   load.dtype = first.dtype, load.device = first.device;
+  fetch_default_model(options.model);
   loaded = lab::load_model(options.model, load);
   const std::vector<int64_t> tokens = loaded->tokenizer.encode(options.prompt);
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");

@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "cli/diagnose_campaign.h"
+#include "cli/interruption.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "diagnose/examination.h"
@@ -74,34 +75,29 @@ std::string explained(const diagnose::Candidate& candidate) {
 }
 
 void show(const diagnose::Diagnosis& diagnosis, bool explain) {
-  const bool found = diagnosis.fault_found();
-  print(styled(Style::kHeading, diagnosis.method) + ": ");
-  const std::string_view verdict = diagnose::verdict_of(diagnosis);
-  const bool untested = verdict == "not_tested";
-  const std::string fine = verdict == "healthy"   ? "healthy"
-                           : !untested            ? "healthy where tested"
-                           : diagnosis.broken_off ? "not tested to the end"
-                                                  : "not tested";
-  print((found      ? styled(Style::kBad, "a fault")
-         : untested ? styled(Style::kBad, fine)
-                    : styled(Style::kGood, fine)) +
-        fmt::format("  ({} relations, {:.1f} forward-equivalents, {:.2f} s)\n", diagnosis.relations, diagnosis.forwards,
-                    diagnosis.seconds));
+  const bool fine = diagnose::verdict_of(diagnosis).starts_with("healthy");
+  print(styled(Style::kHeading, diagnosis.method) + ": " +
+        styled(fine ? Style::kGood : Style::kBad, diagnose::verdict_words(diagnosis)) + "  (" +
+        diagnose::cost_words(diagnosis) + ")\n");
   std::size_t shown = 0;
   for (const diagnose::Candidate& candidate : diagnosis.candidates) {
-    if (++shown > 8 && !explain) {
-      print(fmt::format("  and {} more\n", diagnosis.candidates.size() - 8));
+    if (++shown > diagnose::kMostShown && !explain) {
+      print(fmt::format("  and {} more\n", diagnosis.candidates.size() - diagnose::kMostShown));
       break;
     }
-    print(fmt::format("  {}  {}  {}{}{}  [{}]\n", candidate.place, candidate.operation,
-                      candidate.intermittent ? "intermittent " : "", candidate.kind,
-                      candidate.detail.empty() ? "" : " (" + candidate.detail + ")",
-                      diagnose::certainty_name(candidate.certainty)));
+    print("  " + diagnose::candidate_words(candidate) + "\n");
     if (explain) print(explained(candidate));
   }
   for (const std::string& sentence : diagnosis.not_tested) print("  not tested: " + sentence + "\n");
   if (explain)
     for (const std::string& sentence : diagnosis.not_excluded) print("  not excluded: " + sentence + "\n");
+}
+
+void show(const diagnose::Planted& planted) {
+  for (const diagnose::Planted::Rule& rule : planted.rules)
+    print(fmt::format("planted: {}at the {} of {}: {} elements changed in {} calls\n",
+                      planted.rules.size() > 1 ? rule.name + " " : "", rule.surface, rule.place, rule.changed,
+                      rule.calls));
 }
 
 std::vector<std::string> methods_of(const DiagnoseOptions& options) {
@@ -135,8 +131,10 @@ ExitCode diagnose(const DiagnoseOptions& options, const Globals& globals) {
   if (!options.campaign.preset.empty())
     return run_diagnosis_campaign(options, options.campaign, methods_of(options), globals);
   // The model, with the planted fault where one was asked for.
+  on_interrupt_say("nothing is kept; the same command begins again");
   DiagnoseOptions effective = options;
   std::optional<recipe::PlanSpec> planted_plan = planted_by(options, effective, globals);
+  if (planted_plan) refuse_invisible(planted_plan->rules, effective);
   lab::LoadedModel loaded = open_model(effective, globals);
   diagnose::Examination examination;
   examination.tokens = prompt_of(options, loaded);
@@ -168,10 +166,10 @@ ExitCode diagnose(const DiagnoseOptions& options, const Globals& globals) {
   if (injection) {
     const lab::Injection::Proof proof = injection->finish();
     const diagnose::Planted planted = diagnose::planted_by(injection->plan());
-    json["planted"] = {{"calls", planted.calls}, {"changed", planted.changed}};
+    json["planted"] = diagnose::to_json(planted);
     json["evidence"] = proof.report;
     json["complaints"] = to_json(proof.complaints);
-    if (!globals.json) print(fmt::format("planted: {} elements changed in {} calls\n", planted.changed, planted.calls));
+    if (!globals.json) show(planted);
     proven = proof.complaints.empty();
     if (!proven) {  // whatever was found: nobody knows whether it is the planted fault
       code = ExitCode::kEvidence;
@@ -200,7 +198,7 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
     return command->add_option(name, value, text)->group("Diagnosis")->type_name(type)->capture_default_str();
   };
   offer(option("--method", options->method,
-               "classic, self, shadow or all; srdd is classic with the published 11 forwards a layer", "NAME"),
+               "how it is examined, explained below: self, shadow, classic, srdd, or all but srdd", "NAME"),
         {"classic", "self", "shadow", "all", "srdd"});
   command->add_option("--prompt", options->prompt, "a text to run")->group("Diagnosis")->type_name("TEXT");
   option("--tokens", options->tokens, "at most so many of the prompt, 1 to 4096", "N");
@@ -223,8 +221,21 @@ void add_diagnose(CLI::App& app, const Globals& globals, Run& run) {
   command->add_flag("--schema", options->schema, "the JSON Schema of a verdict")->group("Output");
   add_campaign_options(*command, options->campaign);
   command->footer(
-      "Examples:\n  faultline diagnose\n  faultline diagnose --method all --fault 'gain(strength=0.01) @ "
-      "module=layer_output,layer=7'\n  faultline diagnose --passes 64 --explain\n\n"
+      std::string("Examples:\n  faultline diagnose\n  faultline diagnose --method all --fault 'gain(strength=0.01) @ "
+                  "module=layer_output,layer=7'\n  faultline diagnose --passes 64 --explain\n\n"
+                  "--method:\n"
+                  "  self     asks the machine for sums whose answer is known: no other machine is needed\n"
+                  "  shadow   computes each operator of a forward again in fp64 on the CPU, and compares\n"
+                  "  classic  compares the layers with each other, as SRDD does; it may accuse a healthy layer\n"
+                  "  srdd     classic with 11 forwards per layer, as published\n\n"
+                  "Words of a verdict:\n"
+                  "  [exact]              a relation without any tolerance was broken\n"
+                  "  [bound]              an error is larger than rounding can make it\n"
+                  "  [statistical]        a layer stands out among the others: may be chance\n"
+                  "  forward-equivalents  the arithmetic it took, in forwards of the prompt\n"
+                  "  unexplained          wrong values that no known kind of fault makes; where it is\n"
+                  "                       repeatable, the fault may be in the input of what is named\n\n") +
+      where_help() +
       "Exit codes: 0 healthy, 1 a fault was found, 3 nothing could be tested, or the evidence of --fault is missing.\n"
       "Global options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return diagnose(*options, globals); }; });

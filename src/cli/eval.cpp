@@ -94,6 +94,8 @@ Json as_recipe(const lab::EvaluationSpec& spec, const Globals& globals) {
 ExitCode eval(const EvalOptions& options, const Globals& globals) {
   const std::vector<lab::FaultCase> cases = make_cases(options, globals.seed());
   const lab::EvaluationSpec spec = make_spec(options, globals);
+  for (const lab::FaultCase& one : cases) refuse_invisible(recipe::read_plan_spec(one.recipe).rules, options);
+  lab::check_files(spec);
   lab::LoadedModel loaded = open_model(options, globals);
   lab::Evaluation evaluation(loaded, spec, cases);
   if (options.dry_run) return show_predictions(evaluation, "eval", as_recipe(spec, globals), globals);
@@ -106,7 +108,8 @@ void add_task_options(CLI::App& command, EvalOptions& options) {
   };
   offer(option("--task", options.task, "addition, arithmetic or gsm8k", "NAME"), {"addition", "arithmetic", "gsm8k"});
   option("--split", options.split, "test, shifted or train", "NAME");
-  option("--limit", options.limit, "how many questions, 1 to 1048576; all of addition unless given", "N");
+  option("--limit", options.limit,
+         "how many questions, 1 to 1048576; the task addition asks all that it has unless this is given", "N");
   option("--difficulty", options.difficulty, "of arithmetic, 1 to 4", "N");
   option("--shots", options.shots, "worked examples before each question, 0 to 16", "N");
   option("--scoring", options.scoring, "strict (the number after ####) or flexible (the last number)", "NAME");
@@ -141,10 +144,11 @@ void add_eval(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Output")
       ->type_name("DIR");
   command->footer(
-      "Examples:\n  faultline eval --limit 200 --fault 'relative_gaussian(strength=0.05) @ operator=matmul' "
-      "--strengths 0.05,0.1\n"
-      "  faultline eval --text book.txt --fault 'quantize(format=mxfp4) @ operator=matmul,surface=weight'\n\n"
-      "Global options (--seed, --device, --json, …): see `faultline --help`.");
+      std::string(
+          "Examples:\n  faultline eval --limit 200 --fault 'relative_gaussian(strength=0.05) @ operator=matmul' "
+          "--strengths 0.05,0.1\n"
+          "  faultline eval --text book.txt --fault 'quantize(format=mxfp4) @ operator=matmul,surface=weight'\n\n") +
+      where_help() + "Global options (--seed, --device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options, command] {
     options->task_given = command->count("--task") > 0;
     options->limit_given = command->count("--limit") > 0;

@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "base/progress.h"
+#include "cli/interruption.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "record/run_directory.h"
@@ -53,7 +54,7 @@ void show(const Json& rows, const std::vector<lab::EvaluationRow>& measured, con
   if (globals.quiet) return;
   for (const lab::EvaluationRow& row : measured) {
     if (!row.proof) continue;
-    print("\n");
+    print("\n" + styled(Style::kHeading, "proof of " + row.label) + "\n");
     for (const std::string& line : row.proof->log) print(line + "\n");
   }
 }
@@ -92,8 +93,12 @@ Json answer_events(const std::vector<lab::EvaluationRow>& rows) {
 ExitCode run_and_show(lab::Evaluation& evaluation, const EvaluationRecord& record, const Globals& globals) {
   const lab::LoadedModel& loaded = evaluation.loaded();
   std::vector<lab::EvaluationRow> measured;
+  on_interrupt_say(record.out.empty() ? "nothing is kept; the same command begins again"
+                                      : "nothing is kept: a record is written when all rows are measured; the same "
+                                        "command begins again");
   {
-    Progress progress("evaluating", evaluation.answers(), {.unit = "answer", .quiet = globals.quiet});
+    Progress progress("evaluating", evaluation.answers(),
+                      {.unit = "answer", .batch = evaluation.at_once(), .quiet = globals.quiet});
     measured = evaluation.run([&](const std::string& label, int64_t count) {
       progress.set_postfix(label);
       progress.advance(count);

@@ -79,6 +79,7 @@ std::size_t first_difference(const model::Completion& a, const model::Completion
 
 ExitCode generate(const GenerateCommand& options, const Globals& globals) {
   const std::vector<numeric::Rule> rules = read_faults(options.faults);
+  refuse_invisible(rules, options);
   lab::LoadedModel loaded = open_model(options, globals);
   const model::Request request = make_request(options, globals, loaded);
   const bool show = !globals.json;
@@ -143,9 +144,10 @@ void add_generate(CLI::App& app, const Globals& globals, Run& run) {
   command->add_flag("--raw", options->raw, "continue the text itself, without the chat template")->group("Sampling");
   add_fault_option(*command, *options, "a fault to show beside the clean answer; may be repeated");
   command->footer(
-      "Examples:\n  faultline generate \"Why is the sky blue?\"\n"
-      "  faultline generate \"Count to ten.\" --fault 'relative_gaussian(strength=0.1) @ operator=matmul'\n\n"
-      "Global options (--seed, --device, --json, …): see `faultline --help`.");
+      std::string(
+          "Examples:\n  faultline generate \"Why is the sky blue?\"\n"
+          "  faultline generate \"Count to ten.\" --fault 'relative_gaussian(strength=0.1) @ operator=matmul'\n\n") +
+      where_help() + "Global options (--seed, --device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return generate(*options, globals); }; });
 }
 

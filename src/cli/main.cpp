@@ -15,6 +15,7 @@
 #include "cli/reproduce/rerun.h"
 #include "model/product.h"
 #include "plugin/recipe_sections.h"
+#include "site/torch_support.h"
 
 // OpenMP's threads wait for work by spinning unless told otherwise, which ruins a machine that others use; its library
 // reads this once, while it is loaded, which is before main.
@@ -25,24 +26,24 @@ namespace faultline::cli {
 namespace {
 
 constexpr const char* kIntroduction =
-    "faultline plants numerical faults in tensors and models, counts the evidence that they\n"
-    "happened, and finds them again.\n\n"
+    "faultline plants numerical faults in tensors and models, counts the evidence\n"
+    "that they happened, and finds them again.\n\n"
     "Start here:\n"
-    "  faultline demo --quick                                the whole lab in short, with a page at the end\n"
-    "  faultline generate \"Why is the sky blue?\"             a language model; --fault breaks it\n\n"
-    "Your question:\n"
-    "  faultline eval --fault '…' --strengths 0.05,0.1       does my model survive it?   docs/tutorials/fp4.md\n"
-    "  faultline diagnose                                    which layer is broken?      docs/tutorials/diagnose.md\n"
-    "  faultline train RECIPE                                does noise harden it?       docs/tutorials/aqn.md\n"
-    "  faultline race                                        was it the network?         docs/tutorials/network.md\n"
-    "  faultline report DIR                                  a page from the record of any run\n\n"
+    "  faultline demo --quick                     the whole lab, and a page of it\n"
+    "  faultline generate \"Why is the sky blue?\"  a language model; break it: --fault\n\n"
+    "Your question (docs/tutorials/ has fp4, diagnose, aqn and network):\n"
+    "  faultline eval --fault '…' --strengths …   does my model survive it?\n"
+    "  faultline diagnose                         which layer is broken?\n"
+    "  faultline train RECIPE                     does noise harden it?\n"
+    "  faultline race                             was it the network?\n"
+    "  faultline report DIR                       a page from the record of any run\n\n"
     "What there is:\n"
-    "  faultline list faults                                 also formats, operators, schedules, tasks\n"
-    "  faultline explain deadzone                            formula, parameters, an example\n"
-    "  faultline apply 'relative_gaussian(strength=0.05)'    a fault on generated data, with its ledger\n"
-    "  faultline census                                      which operators run, and how often\n"
-    "  faultline selftest                                    everything checked on this machine\n"
-    "  faultline --help                                      all commands and options\n";
+    "  faultline list faults                      also formats, schedules, tasks\n"
+    "  faultline explain deadzone                 formula, parameters, an example\n"
+    "  faultline apply 'gain(strength=0.05)'      a fault on made data, its ledger\n"
+    "  faultline census                           which operators run, and how often\n"
+    "  faultline selftest                         everything checked on this machine\n"
+    "  faultline --help                           all commands and options\n";
 
 void add_globals(CLI::App& app, Globals& globals, bool& version, bool& parse_only) {
   app.add_flag("--json", globals.json, "results as JSON, and nothing else on stdout")->group("Global options");
@@ -167,6 +168,10 @@ ExitCode guarded(int argc, char** argv) {
   } catch (const Error& error) {
     fmt::print(stderr, "error: {}\n{}", error.what(), next_step(error, argc, argv));
     return error.code();
+  } catch (const site::UsageThroughTorch& error) {
+    const UsageError ours(error.what_without_backtrace());
+    fmt::print(stderr, "error: {}\n{}", ours.what(), next_step(ours, argc, argv));
+    return ours.code();
   } catch (const c10::Error& error) {
     fmt::print(stderr, "error: torch: {}\n", error.what_without_backtrace());
   } catch (const std::bad_alloc&) {

@@ -4,17 +4,26 @@
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
+#include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/output.h"
+#include "lab/injection.h"
+#include "model/checkpoint/checkpoint.h"
 #include "numeric/apply.h"
 #include "numeric/versions.h"
+#include "tap/operators.h"
 
 namespace faultline::cli {
 
@@ -31,7 +40,36 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
 }
 
 void add_fault_option(CLI::App& command, ModelOptions& options, const char* text) {
-  command.add_option("--fault", options.faults, text)->group("Faults")->type_name("'KIND(…) @ WHERE'");
+  command.add_option("--fault", options.faults, std::string(text) + "; WHERE is explained below")
+      ->group("Faults")
+      ->type_name("'KIND(…) @ WHERE'");
+}
+
+std::string where_help() {
+  std::vector<std::string> families;
+  for (const tap::Family& family : tap::families()) families.emplace_back(family.name);
+  return "KIND: see `faultline list faults` and `faultline explain KIND`.\n"
+         "WHERE is a list of KEY=VALUE with commas between them:\n"
+         "  operator=NAME  a family (" +
+         joined(std::vector<std::string>(families.begin(), families.begin() + 5), ", ") + ",\n                 " +
+         joined(std::vector<std::string>(families.begin() + 5, families.end()), ", ") +
+         "),\n"
+         "                 an operator (aten::mm) or a glob (aten::*mm);\n"
+         "                 `faultline census` shows what runs\n"
+         "  module=NAME    instead of operator: a module (down_proj, mlp.down_proj,\n"
+         "                 attention, rmsnorm, lm_head), layer_output, layer_input, or a\n"
+         "                 glob of module paths (*.mlp.*_proj); `faultline census --places`\n"
+         "  layer=LAYERS   15, 10-20, [1, 5-7] or all, which is the default\n"
+         "  surface=NAME   what the fault changes: input, output, weight (operators only)\n"
+         "                 or gradient (modules only). Without it: the output of\n"
+         "                 operators and of layer_output, the INPUT of other modules\n"
+         "  except=[…]     modules or layers to leave out\n"
+         "So 'deadzone(threshold=0.05) @ module=down_proj,layer=12' changes what down_proj\n"
+         "reads, and with surface=output what it gives.\n\n";
+}
+
+void refuse_invisible(const std::vector<numeric::Rule>& rules, const ModelOptions& options) {
+  lab::refuse_invisible(rules, model_dtype(options.dtype));
 }
 
 at::ScalarType model_dtype(const std::string& name) {
@@ -41,16 +79,40 @@ at::ScalarType model_dtype(const std::string& name) {
   throw UsageError(fmt::format("--dtype: a model computes in bf16, fp16 or fp32; got '{}'", name));
 }
 
+void fetch_default_model(const std::string& model) {
+  const auto given = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const std::string python = given("FAULTLINE_FETCH_WITH");
+  if (model != "default" || python.empty() || !given("FAULTLINE_MODEL").empty()) return;
+  const std::string path = model::resolve_model(model).string();
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) return;
+  std::array<std::string, 3> words = {python, "-m", "faultline_model"};
+  std::array<char*, 4> arguments = {words[0].data(), words[1].data(), words[2].data(), nullptr};
+  pid_t child = -1;
+  int status = -1;
+  const bool ran = ::posix_spawnp(&child, python.c_str(), nullptr, nullptr, arguments.data(), environ) == 0 &&
+                   ::waitpid(child, &status, 0) == child && status == 0;
+  if (!ran || !std::filesystem::exists(path, ignored))
+    throw RuntimeFailure("the default model could not be fetched; name one that you have: --model FOLDER or FILE.gguf");
+}
+
 lab::LoadedModel open_model(const ModelOptions& options, const Globals& globals) {
+  fetch_default_model(options.model);
   lab::LoadOptions load;
   load.dtype = model_dtype(options.dtype);
   load.device = open_device(globals.device);
   constexpr int64_t kTicks = 1000;
-  Progress progress("loading", kTicks, {.unit = "‰", .quiet = globals.quiet || ::isatty(STDERR_FILENO) == 0});
+  std::optional<Progress> progress;  // begins with the first weight: what is refused before shows no bar
   int64_t done = 0;
   load.progress = [&](double share) {
+    if (!progress)
+      progress.emplace("loading", kTicks,
+                       ProgressOptions{.unit = "‰", .quiet = globals.quiet || ::isatty(STDERR_FILENO) == 0});
     const auto now = static_cast<int64_t>(share * kTicks);
-    if (now > done) progress.advance(now - done), done = now;
+    if (now > done) progress->advance(now - done), done = now;
   };
   return lab::load_model(options.model, load);
 }

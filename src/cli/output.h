@@ -22,7 +22,11 @@ enum class Style { kHeading, kGood, kBad };
 void choose_color(const std::string& when);  // auto, always, never; UsageError otherwise
 std::string styled(Style style, std::string_view text);
 
-// Columns padded to the widest cell; the last one is left as it is.
+// Lines of at most `width` columns, broken between words where they fit; a character counts one.
+std::vector<std::string> wrapped(const std::string& text, std::size_t width);
+
+// Columns padded to the widest cell; the last one is left as it is. On a terminal that is narrower than the table its
+// widest columns are wrapped between words.
 std::string table(const std::vector<std::vector<std::string>>& rows);
 
 std::string number_text(double value);              // six significant digits

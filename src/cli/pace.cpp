@@ -62,8 +62,9 @@ void add_pace_options(CLI::App& command, Pace& pace, const char* group) {
   add_executor_option(command, pace.executor, group);
   command
       .add_option("--time-limit", pace.time_limit,
-                  "begin no trial later than this (90, 10m, 1h30m), nor a training that would end later "
-                  "if it took as long as the longest so far; go on next time; 0: none")
+                  "stop after this time (90, 10m, 1h30m; 0: no limit): trials that run are finished, no new one is "
+                  "begun, nor a training that would end later if it took as long as the longest so far. What is done "
+                  "is kept; the same command goes on from there")
       ->group(group)
       ->type_name("DURATION")
       ->capture_default_str();

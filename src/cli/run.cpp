@@ -67,7 +67,7 @@ std::string store_path(const RunOptions& options, const std::string& name) {
 }
 
 ExitCode run_recipe(const RunOptions& options, const Globals& globals) {
-  const Node config = load_config(options.recipe);
+  const Node config = recipe::load_recipe_file(options.recipe);
   if (config.find("experiment") != nullptr) {
     ExperimentOptions experiment = options.experiment;
     experiment.dry_run = options.dry_run, experiment.pace = options.pace;
@@ -100,8 +100,11 @@ ExitCode run_recipe(const RunOptions& options, const Globals& globals) {
         fmt::format("{}: no faults: there is nothing to inject; add a rule under faults:", options.recipe));
   ModelOptions model = options;
   model.model = recipe.at("model").as_string();
+  refuse_invisible(recipe::read_plan_spec(recipe).rules, model);
+  const lab::EvaluationSpec spec = lab::read_evaluation(recipe);
+  lab::check_files(spec);
   lab::LoadedModel loaded = open_model(model, globals);
-  lab::Evaluation evaluation(loaded, lab::read_evaluation(recipe), {{"faults of the recipe", recipe}});
+  lab::Evaluation evaluation(loaded, spec, {{"faults of the recipe", recipe}});
   if (options.dry_run) {
     show_recipe(recipe, globals);
     return show_predictions(evaluation, "run", to_json(recipe), globals);

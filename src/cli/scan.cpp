@@ -9,6 +9,7 @@
 #include "base/files/file.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "cli/interruption.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "diagnose/quant_scan.h"
@@ -67,6 +68,7 @@ ExitCode scan(const ScanCommand& options, const Globals& globals) {
     throw UsageError(fmt::format("--surface: weights, activations or all; got '{}'", options.surface));
   wanted.weights = options.surface != "activations", wanted.activations = options.surface != "weights";
   const auto limit = static_cast<std::size_t>(parse_count("--rows", options.rows, 1, 1 << 20));
+  on_interrupt_say("nothing is kept; the same command begins again");
   lab::LoadedModel loaded = open_model(options, globals);
   const std::vector<int64_t> tokens = loaded.tokenizer.encode(options.prompt);
   if (tokens.empty()) throw UsageError("--prompt: there is no token in it");

@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "base/stats/stats.h"
 #include "base/text.h"
+#include "cli/interruption.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/train_replicas.h"
@@ -182,6 +183,22 @@ record::RunDirectory open_shared_directory(const TrainOptions& options, const No
   return open_directory(own, recipe, seed, maker);
 }
 
+// What is about to happen, before the first step: whoever typed `faultline train` alone has asked for all of it.
+std::string plan_words(const lab::TrainingRun& run, const TrainOptions& options, const lab::TrainingSpec& spec,
+                       const std::string& folder) {
+  std::vector<std::string> stages;
+  for (const train::StageSpec& stage : spec.train.spec.stages)
+    stages.push_back(fmt::format("{} steps of {} with {} sequences each", stage.steps,
+                                 stage.algorithm == train::Algorithm::kSft ? "SFT" : "GRPO", stage.sequences()));
+  std::string text;
+  if (options.recipe == "train" && options.resume.empty())
+    text += "no recipe was named, so this is the default training; recipes/train/ has others\n";
+  text += fmt::format("training {} on the task {}: {}\n", options.model, spec.task.name, joined(stages, ", then "));
+  text += fmt::format("at most about {} by its arithmetic; the bar says more after a few steps\n",
+                      format_duration(run.prediction()["seconds"].get<double>()));
+  return text + fmt::format("record: {}; Ctrl-C ends it, and --resume goes on. --dry-run only predicts.\n\n", folder);
+}
+
 ExitCode train(TrainOptions options, const Globals& given) {
   const Node recipe = options.resume.empty() ? load(options) : load_resumed(options);
   lab::TrainingSpec spec = lab::read_training(recipe);
@@ -198,6 +215,14 @@ ExitCode train(TrainOptions options, const Globals& given) {
     return code;
   }
   record::RunDirectory directory = open_shared_directory(options, recipe, spec.seed, maker_of(globals, &loaded), job);
+  const std::string folder = directory.path().string();
+  on_interrupt_say(
+      spec.train.spec.checkpoint_every > 0
+          ? fmt::format("{0} keeps its checkpoints; go on from the newest with\n  faultline train --resume {0}", folder)
+          : fmt::format("{} keeps the log of its steps, but no checkpoint (train.checkpoint_every is 0); "
+                        "the same command begins again",
+                        folder));
+  if (!globals.quiet && !globals.json && job.replicas.is_first()) print_now(plan_words(run, options, spec, folder));
   lab::TrainingOutcome outcome;
   StepCosts costs;
   {

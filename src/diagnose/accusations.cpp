@@ -86,7 +86,7 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
     if (!judged) {  // within its bound, but not the same twice
       later.expected = observation.observed;
       later.tolerance = at::Tensor();
-      later.relation = "repetition";
+      later.relation = kRepetition;
       judged = judge(later);
     }
     if (!judged) return;
@@ -113,8 +113,8 @@ void Accusations::accuse(const Observation& observation, int64_t pass) {
   Kind kind = classify(observation, judged->first, judged->size);
   const bool swallowed = observation.relation == kSwallowed;
   if (kind.name == "zero" && swallowed) kind.name = "deadzone";  // all of it was small
-  accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh || observation.relation == "repetition" ||
-                            kind.name == "noise" || kind.name == "spike";
+  accused.comes_and_goes |= pass > 0 || kind.intermittent || kind.fresh || observation.relation == kRepetition ||
+                            (kind.name == "unexplained" && !kind.repeats) || kind.name == "spike";
   if (level < accused.level) return;  // a module blurs what its operator does
   Named& named = accused.kinds[kind.name];
   if (kind.weight >= named.heaviest.weight) named.heaviest = kind;
@@ -154,8 +154,11 @@ std::vector<Candidate> Accusations::candidates() const {
   for (const auto& [place, accused] : accused_) {
     if (accused.level < level.at(accused.candidate.layer)) continue;
     all.push_back(accused.candidate);
-    const auto best = std::max_element(accused.kinds.begin(), accused.kinds.end(),
-                                       [](const auto& a, const auto& b) { return a.second.weight < b.second.weight; });
+    auto best = std::max_element(accused.kinds.begin(), accused.kinds.end(),
+                                 [](const auto& a, const auto& b) { return a.second.weight < b.second.weight; });
+    // Relations that asked once could not tell that it was noise.
+    if (const auto noise = accused.kinds.find("noise"); best->first == "unexplained" && noise != accused.kinds.end())
+      best = noise;
     all.back().kind = best->first;
     all.back().detail = best->first == "deadzone" ? zone_of(best->second).words() : best->second.heaviest.detail;
     all.back().intermittent |= best->second.intermittent && best->first != "noise" && best->first != "spike";

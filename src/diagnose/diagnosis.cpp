@@ -171,6 +171,37 @@ Json to_json(const Diagnosis& diagnosis) {
   return json;
 }
 
+std::string verdict_words(const Diagnosis& diagnosis) {
+  const std::string_view verdict = verdict_of(diagnosis);
+  return verdict == "fault"        ? "a fault"
+         : verdict == "healthy"    ? "healthy"
+         : verdict != "not_tested" ? "healthy where tested"
+         : diagnosis.broken_off    ? "not tested to the end"
+                                   : "not tested";
+}
+
+std::string cost_words(const Diagnosis& diagnosis) {
+  return fmt::format("{} relations, {:.1f} forward-equivalents, {:.2f} s", diagnosis.relations, diagnosis.forwards,
+                     diagnosis.seconds);
+}
+
+std::string candidate_words(const Candidate& candidate) {
+  return fmt::format("{}  {}  {}{}{}  [{}]", candidate.place, candidate.operation,
+                     candidate.intermittent ? "intermittent " : "", candidate.kind,
+                     candidate.detail.empty() ? "" : " (" + candidate.detail + ")",
+                     certainty_name(candidate.certainty));
+}
+
+std::string to_text(const Diagnosis& diagnosis) {
+  std::string text = fmt::format("{}: {}  ({})\n", diagnosis.method, verdict_words(diagnosis), cost_words(diagnosis));
+  const std::size_t candidates = diagnosis.candidates.size();
+  for (std::size_t i = 0; i < std::min(candidates, kMostShown); ++i)
+    text += "  " + candidate_words(diagnosis.candidates[i]) + "\n";
+  if (candidates > kMostShown) text += fmt::format("  and {} more\n", candidates - kMostShown);
+  for (const std::string& sentence : diagnosis.not_tested) text += "  not tested: " + sentence + "\n";
+  return text;
+}
+
 Json diagnosis_schema() {
   const Json text = {{"type", "string"}}, count = {{"type", "integer"}, {"minimum", 0}};
   const Json amount = {{"type", "number"}, {"minimum", 0}}, any_number = {{"type", {"number", "null"}}};

@@ -45,7 +45,7 @@ struct Candidate {
   int64_t layer = -1;     // -1: belongs to no layer
   std::string place;      // "model.layers.7.mlp.down_proj"
   std::string operation;  // layer_output, linear, norm, attention, rotary, activation, embedding, module, copy
-  std::string kind;       // as the fault catalogue names it; "unknown": none fits
+  std::string kind;       // as the fault catalogue names it; "unexplained": none fits
   std::string detail;     // "bit 3 forced to 1", "about +0.01 of the value"
   double score = 0;       // ranks; of classic, the published score
   Certainty certainty = Certainty::kExact;
@@ -103,6 +103,15 @@ void say_untested(Diagnosis& diagnosis);
 
 std::string_view certainty_name(Certainty certainty);
 Json to_json(const Diagnosis& diagnosis);
+
+// For people, plain text without line ends: "healthy where tested"; "664 relations, …"; the place, what is wrong and
+// how sure that is. to_text: all of it, with line ends, and the first candidates only.
+inline constexpr std::size_t kMostShown = 8;
+std::string verdict_words(const Diagnosis& diagnosis);
+std::string cost_words(const Diagnosis& diagnosis);
+std::string candidate_words(const Candidate& candidate);
+std::string to_text(const Diagnosis& diagnosis);
+
 Json diagnosis_schema();  // JSON Schema of the above
 
 }  // namespace faultline::diagnose

@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "diagnose/methods.h"
 #include "tap/plan.h"
@@ -38,15 +40,52 @@ Diagnosis Examiner::run(const Examination& examination) {
       fmt::format("there is no method '{}'{}", examination.method, did_you_mean(examination.method, methods)));
 }
 
+namespace {
+
+// "model.layers.7", "matmul at model.layers.7.mlp.up_proj", "down_proj at 30 places".
+std::string place_words(const site::Selector& where, const std::set<site::PlaceId>& places) {
+  const std::string& pattern = where.operator_pattern.empty() ? where.module_pattern : where.operator_pattern;
+  if (places.size() != 1) return fmt::format("{} at {} places", pattern, places.size());
+  const std::string& path = site::place_of(*places.begin()).path;
+  if (where.operator_pattern.empty()) return path;
+  return path.empty() ? pattern : fmt::format("{} at {}", pattern, path);
+}
+
+}  // namespace
+
 Planted planted_by(tap::Plan& plan) {
   Planted planted;
-  for (const tap::Plan::Evidence& evidence : plan.read_evidence()) {
+  const std::vector<tap::Plan::Evidence> all = plan.read_evidence();
+  for (const auto& rule : plan.rules()) {
+    const site::Selector& where = *rule->rule.where;
+    Planted::Rule one{rule->rule.name, std::string(site::surface_name(where.surface)), "", 0, 0};
+    std::set<site::PlaceId> places;
+    for (const auto& [row, numbers] : all) {
+      if (row->rule != rule.get()) continue;
+      places.insert(row->place);
+      one.calls += static_cast<int64_t>(numbers.active_calls), one.changed += static_cast<int64_t>(numbers.changed);
+    }
+    one.place = place_words(where, places);
+    planted.rules.push_back(std::move(one));
+  }
+  for (const tap::Plan::Evidence& evidence : all) {
     planted.calls += static_cast<int64_t>(evidence.numbers.active_calls);
     planted.changed += static_cast<int64_t>(evidence.numbers.changed);
     planted.largest_error = std::max(planted.largest_error, evidence.numbers.max_abs_error);
     planted.mean_error = std::max(planted.mean_error, evidence.numbers.mean_abs_error);
   }
   return planted;
+}
+
+Json to_json(const Planted& planted) {
+  Json rules = Json::array();
+  for (const Planted::Rule& rule : planted.rules)
+    rules.push_back({{"rule", rule.name},
+                     {"surface", rule.surface},
+                     {"place", rule.place},
+                     {"calls", rule.calls},
+                     {"changed", rule.changed}});
+  return {{"calls", planted.calls}, {"changed", planted.changed}, {"rules", rules}};
 }
 
 }  // namespace faultline::diagnose

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "diagnose/diagnosis.h"
 #include "diagnose/known_answers.h"
@@ -42,9 +44,15 @@ class Examiner {
 
 // What a plan's faults have done so far, from its ledger: calls and elements of all sites, errors of the worst one.
 struct Planted {
+  struct Rule {
+    std::string name, surface, place;  // place: a module path, or how many places of which operator
+    int64_t calls = 0, changed = 0;
+  };
+  std::vector<Rule> rules;
   int64_t calls = 0, changed = 0;
   double largest_error = 0, mean_error = 0;
 };
 Planted planted_by(tap::Plan& plan);
+Json to_json(const Planted& planted);
 
 }  // namespace faultline::diagnose

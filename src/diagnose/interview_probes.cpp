@@ -52,7 +52,7 @@ void Interview::add_whole_layer(const std::string& layer, const at::Tensor& x) {
   }
   rows(x), rows(x);
   add({Probe::Call::kAgain, layer, x, 2, {}}, [=, this](const Answers& answers) {
-    observe({"repetition", "layer_output", place, flat(answers[0][0]), flat(answers[1][0])});
+    observe({kRepetition, "layer_output", place, flat(answers[0][0]), flat(answers[1][0])});
   });
   if (biases_) return;
   const at::Tensor nothing = at::zeros_like(x);

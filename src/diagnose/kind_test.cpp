@@ -59,6 +59,27 @@ TEST(Kind, OfABiasOutOfNothingIsNoStuckBit) {  // 2^-6 with one bit turned round
   EXPECT_EQ(kind_of(expected, sign * 0x1p-6, at::full_like(expected, 0x1p-40)), "systematic_bias");
 }
 
+// Wrong in every element by no formula, the same twice: what a dead zone in front of a product does behind it.
+TEST(Kind, OfAnErrorThatRepeatsIsNeverNoise) {
+  const at::Tensor expected = normal({16, 32}, 7), error = 0.01 * normal({16, 32}, 8),
+                   other = 0.01 * normal({16, 32}, 9);
+  const auto classified = [&](const std::vector<at::Tensor>& calls, const char* relation) {
+    Observation observation{relation, "linear", site::kNowhere, expected, calls[0]};
+    observation.repetitions.assign(calls.begin() + 1, calls.end());
+    return classify(observation, 0, 32);
+  };
+  const at::Tensor wrong = expected + error;
+  const Kind same = classified({wrong, wrong.clone()}, "known answers");
+  EXPECT_EQ(same.name, "unexplained");
+  EXPECT_NE(same.detail.find("repeatable; perhaps in its input"), std::string::npos) << same.detail;
+  const Kind fresh = classified({wrong, expected + other}, "known answers");
+  EXPECT_EQ(fresh.name, "noise");
+  EXPECT_NE(fresh.detail.find("fresh at every call"), std::string::npos) << fresh.detail;
+  EXPECT_EQ(classified({wrong}, "known answers").name, "unexplained");              // asked once
+  EXPECT_EQ(classified({wrong, expected.clone()}, "known answers").name, "noise");  // right once
+  EXPECT_EQ(classified({wrong}, kRepetition).name, "noise");
+}
+
 Json bars_of(int64_t right, int64_t trials) {
   const Json rate = {{"right", right}, {"trials", trials}};
   const Json rates = {{"layer", rate}, {"layer_and_operator", rate}, {"kind", rate}};

@@ -48,6 +48,9 @@ int mantissa_bits(at::ScalarType dtype);  // 7 of bf16
 
 at::Tensor flat(const at::Tensor& x);  // (rows, last dimension)
 
+// The relation of a call with itself: what differs is fresh at every call.
+constexpr const char* kRepetition = "repetition";
+
 constexpr double kRoundedReference = 0x1p-7;             // the row's largest was itself rounded, of bf16 so much
 constexpr double kFunctionError = 0x1p-20;               // of fp32 functions and short sums, relative; 8 ulps of fp32
 constexpr double kTiny = 0x1p-90, kTinyBound = 0x1p-40;  // inputs times the one give outputs below the other

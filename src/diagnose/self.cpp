@@ -11,6 +11,7 @@
 #include "diagnose/operator_relations.h"
 #include "diagnose/range.h"
 #include "site/scope.h"
+#include "site/torch_support.h"
 
 namespace faultline::diagnose {
 namespace {
@@ -174,7 +175,7 @@ void SelfProbe::probe_layer(int64_t layer) {
   if (pass_ == 0) {
     probe_small(layer, x);
     if (!bias_) probe_half_block(layer, x);
-    observe({"repetition", "layer_output", place, outputs_[at], run_layer(layer, inputs_[at], rows_)});
+    observe({kRepetition, "layer_output", place, outputs_[at], run_layer(layer, inputs_[at], rows_)});
   }
   if (options_.operators) operators_.probe_layer(layer, pass_ == 0 ? 1 : 0);
 }
@@ -247,6 +248,8 @@ Diagnosis SelfProbe::run() {
   int64_t passes = 0;
   try {
     for (; passes < options_.passes && !accusations_.any(); ++passes) pass(passes);
+  } catch (const site::UsageThroughTorch&) {  // of the planted fault, not of the machine
+    throw;
   } catch (const c10::Error& error) {
     diagnosis.broken_off = true;
     accusations_.settle_what_can_be();

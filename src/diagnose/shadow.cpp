@@ -9,6 +9,7 @@
 #include "diagnose/accusations.h"
 #include "diagnose/methods.h"
 #include "site/scope.h"
+#include "site/torch_support.h"
 
 namespace faultline::diagnose {
 
@@ -107,6 +108,8 @@ Diagnosis diagnose_shadow(const model::CausalLm& model, Recomputation& reference
   try {
     for (; pass < options.passes && !accusations.any(); ++pass) machine.run(pass);
     accusations.settle();
+  } catch (const site::UsageThroughTorch&) {  // of the planted fault, not of the machine
+    throw;
   } catch (const c10::Error& error) {
     diagnosis.broken_off = true;
     accusations.settle_what_can_be();

@@ -20,7 +20,11 @@ namespace {
 std::string read_whole(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) throw UsageError(fmt::format("{}: cannot be read", path.string()));
+  if (!std::filesystem::exists(path)) throw UsageError(fmt::format("{}: there is no such file", path.string()));
+  if (file.peek() == std::ifstream::traits_type::eof())
+    throw UsageError(
+        fmt::format("{}: cannot be read, or is empty; perplexity is measured on a text file", path.string()));
+  text << file.rdbuf();
   return text.str();
 }
 
@@ -93,6 +97,8 @@ Evaluation::Evaluation(LoadedModel& loaded, const EvaluationSpec& spec, const st
 
 int64_t Evaluation::answers() const { return std::ssize(problems_) * (1 + std::ssize(cases_)); }
 
+int64_t Evaluation::at_once() const { return std::clamp<int64_t>(std::ssize(problems_), 1, spec_.generation.slots); }
+
 Json Evaluation::predictions() const {
   Json json = Json::array();
   for (const auto& injection : injections_) json.push_back(injection->prediction());
@@ -162,6 +168,11 @@ void register_lab_sections() {
                                 {.doc = "how an injection run measures the model, clean and faulty"});
   train::register_train_section();
   aqn::register_aqn_section();
+}
+
+void check_files(const EvaluationSpec& spec) {
+  if (spec.run_task) (void)load_problems(spec);
+  if (!spec.text.empty()) (void)read_whole(spec.text);
 }
 
 EvaluationSpec read_evaluation(const Node& recipe) {

@@ -43,6 +43,7 @@ class Evaluation {
 
   const LoadedModel& loaded() const { return loaded_; }
   int64_t answers() const;   // of all rows
+  int64_t at_once() const;   // so many answers are made together
   Json predictions() const;  // of each faulty row: Injection::prediction
 
   // The first row is the clean one. progress: finished problems. Once.
@@ -67,5 +68,8 @@ Json evaluation_json(const std::vector<EvaluationRow>& rows);
 void register_lab_sections();
 
 EvaluationSpec read_evaluation(const Node& recipe);  // of a whole recipe, validated
+
+// Throws UsageError where a file that the evaluation reads is missing or cannot be read: before a model is loaded.
+void check_files(const EvaluationSpec& spec);
 
 }  // namespace faultline::lab

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,6 +14,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "model/product.h"
+#include "numeric/apply.h"
+#include "numeric/resolution.h"
 #include "site/forward.h"
 #include "site/scope.h"
 #include "tap/boundary.h"
@@ -71,6 +74,7 @@ Injection::Injection(recipe::PlanSpec spec, model::CausalLm& model, site::Phase 
       model_(model),
       phase_(phase),
       plan_(make_plan()) {
+  refuse_invisible(rules_, model.options().dtype().toScalarType());
   tap::check_modules(*plan_, model.module_paths());
   {
     const tap::ToldBoundaries told(*plan_);
@@ -186,6 +190,13 @@ void refuse_operators_chosen_by_rows(const tap::Plan& plan, const c10::Device& d
         "operator: matmul",
         rule->rule.name, pattern, device.str(), fmt::join(kProducts, ", ")));
   }
+}
+
+void refuse_invisible(const std::vector<numeric::Rule>& rules, at::ScalarType dtype) {
+  const auto type = numeric::dtype_of(at::empty({0}, dtype));
+  for (const numeric::Rule& rule : rules)
+    if (rule.where && (rule.where->operator_pattern.empty() || rule.where->operator_pattern == "matmul"))
+      numeric::check_visible(rule, type);
 }
 
 void refuse_rules_without_a_step(const tap::Plan& plan) {

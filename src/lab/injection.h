@@ -68,6 +68,10 @@ class Injection {
 // and the number of rows decides which of them runs. scores: the actor also runs forwards without gradients.
 void refuse_operators_chosen_by_rows(const tap::Plan& plan, const c10::Device& device, bool scores = false);
 
+// Throws UsageError where a rule on modules or on products, which compute in the model's own type, cannot change one
+// bit of a tensor of that type.
+void refuse_invisible(const std::vector<numeric::Rule>& rules, at::ScalarType dtype);
+
 // Throws UsageError where a rule's lifetime or its schedule leaves it silent in every step of the run.
 void refuse_rules_without_a_step(const tap::Plan& plan);
 

@@ -207,6 +207,11 @@ Rule parse_rule(std::string_view text, RuleUse use) {
     }
   } else {
     node = expand_short_form(text);
+    if (use == RuleUse::kInPlan && node.find("where") == nullptr)
+      throw UsageError(
+          fmt::format("fault '{0}': it does not say where it acts; write the place behind an @, as in '{0} @ "
+                      "operator=matmul,layer=15' or '{0} @ module=down_proj'",
+                      text));
   }
   if (!node.find("name") && node.find("what") && node.at("what").find("kind") &&
       node.at("what").at("kind").is_string()) {

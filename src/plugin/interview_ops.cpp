@@ -79,12 +79,13 @@ void op_answer(int64_t handle, at::TensorList tensors) {
 void op_fail(int64_t handle, const std::string& sentence) {
   site::translated([&] { find(handle)->fail(sentence); });
 }
-std::string op_close(int64_t handle) {
+// The verdict as JSON and as text.
+std::tuple<std::string, std::string> op_close(int64_t handle) {
   return site::translated([&] {
-    const std::string verdict = diagnose::to_json(find(handle)->verdict()).dump();
+    const diagnose::Diagnosis verdict = find(handle)->verdict();
     const std::lock_guard<std::mutex> lock(interviews().mutex);
     interviews().open.erase(handle);
-    return verdict;
+    return std::tuple(diagnose::to_json(verdict).dump(), diagnose::to_text(verdict));
   });
 }
 
@@ -95,7 +96,7 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("interview_next(int interview) -> (str, Tensor)", op_next);
   m.def("interview_answer(int interview, Tensor[] tensors) -> ()", op_answer);
   m.def("interview_fail(int interview, str sentence) -> ()", op_fail);
-  m.def("interview_close(int interview) -> str", op_close);
+  m.def("interview_close(int interview) -> (str, str)", op_close);
 }
 
 }  // namespace faultline::plugin

@@ -58,6 +58,10 @@ void op_plan_load(const std::string& recipe, at::ArrayRef<std::string> overrides
   });
 }
 
+void op_check_recipe(const std::string& recipe, at::ArrayRef<std::string> overrides) {
+  site::translated([&] { (void)read_clients_recipe(recipe, overrides); });
+}
+
 void op_plan_arm() {
   site::translated([] { tap::arm(plan_or_throw()); });
 }
@@ -289,6 +293,7 @@ void op_unwrap() {
 
 TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("plan_load(str recipe, str[] overrides, int total_steps, int layer_count) -> ()", op_plan_load);
+  m.def("check_recipe(str recipe, str[] overrides) -> ()", op_check_recipe);
   m.def("plan_arm() -> ()", op_plan_arm);
   m.def("plan_disarm() -> ()", op_plan_disarm);
   m.def("plan_is_armed() -> bool", op_plan_is_armed);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/config/override.h"
+#include "base/files/file.h"
 
 namespace faultline::recipe {
 namespace {
@@ -44,8 +45,31 @@ Node read_recipe(const Node& given, std::span<const std::string> overrides) {
   return recipe;
 }
 
+Node load_recipe_file(const std::filesystem::path& path) {
+  const std::string file = path.string();
+  if (const std::string format = tensor_file_format(path); !format.empty())
+    throw UsageError(
+        fmt::format("{0}: this is a model or its tensors ({1}), not a recipe; a recipe names it as `model: {0}`, and "
+                    "commands without a recipe take it as --model {0}",
+                    file, format));
+  Node config = load_config(path);
+  if (config.find("verdict") != nullptr && config.find("candidates") != nullptr)
+    throw UsageError(
+        fmt::format("{0}: this is a verdict, not a recipe; read it with `faultline report {0}`; a training recipe uses "
+                    "it as `aqn: {{layers: {{from_verdict: {0}}}}}`",
+                    file));
+  if (config.find("made_by") != nullptr)
+    throw UsageError(fmt::format(
+        "{0}: this is a result that faultline wrote, not a recipe; read it with `faultline report {0}`", file));
+  if (config.find("seal") != nullptr)
+    throw UsageError(
+        fmt::format("{}: this is part of a run's record, not a recipe; read the run with `faultline report {}`", file,
+                    path.has_parent_path() ? path.parent_path().string() : "."));
+  return config;
+}
+
 Node load_recipe(const std::filesystem::path& path, std::span<const std::string> overrides) {
-  return read_recipe(load_config(path), overrides);
+  return read_recipe(load_recipe_file(path), overrides);
 }
 Node parse_recipe(std::string_view text, std::span<const std::string> overrides) {
   return read_recipe(parse_yaml(text, "recipe"), overrides);

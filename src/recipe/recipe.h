@@ -24,6 +24,8 @@ Schema recipe_schema();  // of all sections registered so far
 // express are refused too. Throws UsageError with file:line and path.
 Node read_recipe(const Node& given, std::span<const std::string> overrides);
 Node load_recipe(const std::filesystem::path& path, std::span<const std::string> overrides);
+// The file as it stands, not validated. Refuses what is no recipe at all: a verdict, another record, a model.
+Node load_recipe_file(const std::filesystem::path& path);
 Node parse_recipe(std::string_view text, std::span<const std::string> overrides);
 
 struct PlanSpec;

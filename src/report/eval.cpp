@@ -27,23 +27,27 @@ std::string text_words(const EvalRow& row, const EvalRow& clean) {
   return words;
 }
 
+// A difference of this size is shown by so many questions in four of five evaluations.
+std::string limit_words(const EvalRow& row) { return fmt::format("use --limit {}", row.needed.value_or(0)); }
+
 std::string difference_from_clean(const EvalRow& row, const EvalRow& clean) {
   if (!row.proven) return fmt::format("{}: evidence missing, no number is shown.", row.label);
   const std::string in_text = text_words(row, clean);
   if (!row.accuracy || !clean.accuracy)
     return fmt::format("{}: {}.", row.label, in_text.empty() ? "not measured" : in_text);
-  const bool shown = row.p_holm && *row.p_holm < kAlpha;
-  return fmt::format("{}{} {} → {} ({:+.1f} points, {} after Holm){}{}.", row.label,
-                     !shown            ? ": no change of accuracy could be shown,"
-                     : row.lost_more() ? " costs accuracy:"
-                                       : " raises accuracy:",
-                     percent_text(*clean.accuracy), percent_text(*row.accuracy),
-                     100 * (*row.accuracy - *clean.accuracy), p_words(row.p_holm.value_or(1)),
+  return fmt::format("{}{} {} → {} ({:+.1f} points, {} after Holm){}{}{}.", row.label,
+                     row.shown()  ? row.lost_more() ? " costs accuracy:" : " raises accuracy:"
+                     : row.needed ? ": inconclusive, too few questions:"
+                                  : ": the same accuracy:",
+                     percent_text(*clean.accuracy), percent_text(*row.accuracy), row.points(clean),
+                     p_words(row.p_holm.value_or(1)), row.needed ? "; " + limit_words(row) : "",
                      in_text.empty() ? "" : "; ", in_text);
 }
 
 struct Count {
-  std::size_t faulty = 0, unproven = 0, harmful = 0, raised = 0, worse_text = 0, measured = 0, text = 0;
+  std::size_t faulty = 0, unproven = 0, harmful = 0, raised = 0, inconclusive = 0, worse_text = 0, measured = 0,
+              text = 0;
+  const EvalRow* largest = nullptr;  // of the inconclusive ones, the largest difference
 };
 
 Count count(const std::vector<EvalRow>& rows) {
@@ -55,7 +59,12 @@ Count count(const std::vector<EvalRow>& rows) {
     if (!row.proven) continue;
     found.measured += row.accuracy.has_value();
     found.text += row.perplexity.has_value();
-    if (row.p_holm && *row.p_holm < kAlpha) (row.lost_more() ? found.harmful : found.raised) += 1;
+    if (row.shown()) (row.lost_more() ? found.harmful : found.raised) += 1;
+    if (row.needed) {
+      ++found.inconclusive;
+      const auto size = [&](const EvalRow& one) { return std::abs(one.points(rows.front())); };
+      if (found.largest == nullptr || size(row) > size(*found.largest)) found.largest = &row;
+    }
     found.worse_text += row.added_range && row.added_range->first > 0;
   }
   return found;
@@ -66,6 +75,18 @@ std::string of(std::size_t some, std::size_t all, const char* what) {
   return some == all ? fmt::format("all {} {}s", all, what) : fmt::format("{} of {} {}s", some, all, what);
 }
 
+std::string accuracy_words(const Count& n, const EvalRow& clean) {
+  if (n.harmful > 0) return fmt::format("Under {} the model lost accuracy", of(n.harmful, n.measured, "fault"));
+  if (n.raised > 0) return fmt::format("Under {} the model gained accuracy", of(n.raised, n.measured, "fault"));
+  if (n.measured == 0) return "";
+  if (n.largest == nullptr)
+    return fmt::format("The accuracy is the same under {}", of(n.measured, n.measured, "fault"));
+  const std::string which = n.measured == 1 ? "" : fmt::format(" for {}", of(n.inconclusive, n.measured, "fault"));
+  return fmt::format("Inconclusive{}, too few questions: {}{:+.1f} points, {}; {}", which,
+                     n.inconclusive > 1 ? "up to " : "", n.largest->points(clean),
+                     p_words(n.largest->p_holm.value_or(1)), limit_words(*n.largest));
+}
+
 std::string headline_of(const Count& n, const EvalRow& clean) {
   if (n.faulty == 0 && clean.accuracy)
     return fmt::format("The clean model answers {} right; no fault was planted.", percent_text(*clean.accuracy));
@@ -73,11 +94,7 @@ std::string headline_of(const Count& n, const EvalRow& clean) {
   if (n.unproven == n.faulty)
     return n.faulty == 1 ? "The fault is not proven: its evidence is missing, so no number is shown."
                          : "No fault is proven: the evidence is missing, so no number is shown.";
-  std::string words;
-  if (n.harmful > 0)
-    words = fmt::format("Under {} the model lost accuracy", of(n.harmful, n.measured, "fault"));
-  else if (n.measured > 0)
-    words = fmt::format("No loss of accuracy could be shown for {}", of(n.measured, n.measured, "fault"));
+  std::string words = accuracy_words(n, clean);
   if (n.text > 0)
     words += fmt::format("{}{} raised perplexity", words.empty() ? "" : "; ",
                          n.worse_text == 0 ? "no fault provably" : of(n.worse_text, n.text, "fault"));
@@ -115,7 +132,7 @@ IntervalChart accuracy_chart(const std::vector<EvalRow>& rows) {
       line.value = row.accuracy, line.range = row.accuracy_range;
       line.note =
           fmt::format("{} ({}/{})", percent_text(*row.accuracy), number_text(row.correct), number_text(row.questions));
-      if (row.p_holm && *row.p_holm < kAlpha) line.tone = row.lost_more() ? "bad" : "good";
+      if (row.shown()) line.tone = row.lost_more() ? "bad" : "good";
     }
     chart.rows.push_back(line);
   }

@@ -33,6 +33,15 @@ EvalRow read_row(const Json& json) {
   return row;
 }
 
+// How many questions the difference that was seen needs: McNemar's test at Holm's first step.
+std::optional<int64_t> needed_questions(const EvalRow& row, std::size_t tested) {
+  if (row.shown() || !row.questions || !row.only_clean || !row.only_faulty) return std::nullopt;
+  const auto n = static_cast<int64_t>(*row.questions), lost = static_cast<int64_t>(*row.only_clean),
+             won = static_cast<int64_t>(*row.only_faulty);
+  if (lost == won || lost < 0 || won < 0 || lost + won > n) return std::nullopt;
+  return std::max(n + 1, mcnemar_required_pairs(lost, won, n, 0.8, kAlpha / static_cast<double>(tested)));
+}
+
 void adjust_for_many(std::vector<EvalRow>& rows) {
   std::vector<double> p;
   for (const EvalRow& row : rows)
@@ -41,7 +50,10 @@ void adjust_for_many(std::vector<EvalRow>& rows) {
   const std::vector<double> adjusted = holm_adjust(p);
   std::size_t next = 0;
   for (EvalRow& row : rows)
-    if (row.p && *row.p >= 0 && *row.p <= 1) row.p_holm = adjusted[next++];
+    if (row.p && *row.p >= 0 && *row.p <= 1) {
+      row.p_holm = adjusted[next++];
+      row.needed = needed_questions(row, p.size());
+    }
 }
 
 // One rule whose strength is the only thing that differs: a family of rows -> (strength, row).

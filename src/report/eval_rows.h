@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/stats/stats.h"
 #include "report/html.h"
 #include "report/record.h"
 
@@ -21,6 +22,10 @@ struct EvalRow {
   Json rules, evidence;
   std::vector<std::string> complaints;
 
+  std::optional<int64_t>
+      needed;  // questions that would show the difference seen; nothing: none was seen, or it is shown
+  bool shown() const { return p_holm && *p_holm < kAlpha; }
+  double points(const EvalRow& clean) const { return 100 * (accuracy.value_or(0) - clean.accuracy.value_or(0)); }
   bool lost_more() const { return only_clean.value_or(0) > only_faulty.value_or(0); }
 };
 

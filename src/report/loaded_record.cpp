@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/files/file.h"
 #include "record/campaign_store.h"
 #include "record/document.h"
 #include "report/field.h"
@@ -108,6 +109,9 @@ void read_run_directory(LoadedRecord& record) {
     attempt(record,
             [&] { record.summary = summary_of(record::read_document(record.path / "summary.json", "summary")); });
   read_events_of(record);
+  if (!record.manifest && !record.summary && record.ledger.is_null() && record.events.empty())
+    throw UsageError(fmt::format("{}: no record: nothing in it can be read. {}", record.path.string(),
+                                 record.missing.empty() ? "" : record.missing.front()));
   judge_summary(record);
   record.kind = string(record.results(), "kind");
   const bool trained = std::any_of(record.events.begin(), record.events.end(), [](const Json& event) {
@@ -135,7 +139,20 @@ void read_trials(LoadedRecord& record, const fs::path& file) {
 }
 
 void read_file(LoadedRecord& record) {
-  record.document = read_json_file(record.path);
+  const std::string file = record.path.string();
+  constexpr const char* kWanted =
+      "a page is made from a run directory, or from the JSON file that race, diagnose or scan wrote with --out";
+  if (const std::string format = tensor_file_format(record.path); !format.empty())
+    throw UsageError(
+        fmt::format("{0}: this is a model or its tensors ({1}), not the record of a run; {2}; `faultline scan --model "
+                    "{0} --out scan.json` makes one of a model",
+                    file, format, kWanted));
+  try {
+    record.document = read_json_file(record.path);
+  } catch (const RuntimeFailure& failure) {
+    throw UsageError(fmt::format("{}; {}", failure.what(), kWanted));
+  }
+  if (!record.document.is_object()) throw UsageError(fmt::format("{}: no record: {}", file, kWanted));
   record.kind = string(record.document, "kind");
   if (record.kind.empty() && record.document.contains("verdict") && record.document.contains("ranks"))
     record.kind = "race";

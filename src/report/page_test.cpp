@@ -96,17 +96,33 @@ TEST_F(Page, SaysTheVerdictOfAnEvaluationFirst) {
   EXPECT_TRUE(has(html, "mlp.down_proj · eval"));  // the map's row
 }
 
-TEST_F(Page, ClaimsNoLossWhereNoneCouldBeShown) {
-  const std::string html = page_of(write_eval({clean_row(), faulty_row("weak", 0.6, 0.7)}));
-  EXPECT_TRUE(has(html, "No loss of accuracy could be shown for the fault."));
+// A row of 12 questions: 9 right when clean, some lost and some won under the fault.
+Json row_of_twelve(const std::string& label, int lost, int won, double p) {
+  Json row = label == "clean" ? clean_row() : faulty_row(label, 0, p);
+  const int right = 9 - lost + won;
+  row["task"].update({{"accuracy", right / 12.0}, {"correct", right}, {"questions", 12}});
+  if (label != "clean") row["task"].update({{"only_clean_right", lost}, {"only_faulty_right", won}});
+  return row;
+}
+
+TEST_F(Page, CallsADifferenceThatIsNotShownInconclusiveAndSaysHowManyQuestionsItTakes) {
+  const Json clean = row_of_twelve("clean", 0, 0, 1);
+  const std::string html = page_of(write_eval({clean, row_of_twelve("weak", 6, 1, 0.125)}));
+  EXPECT_TRUE(has(html, "Inconclusive, too few questions: -41.7 points, p = 0.12; use --limit 24.")) << html;
+  EXPECT_TRUE(has(html,
+                  "weak: inconclusive, too few questions: 75.0 % → 33.3 % (-41.7 points, p = 0.12 after Holm); "
+                  "use --limit 24"));
+  EXPECT_FALSE(has(html, "could be shown"));
   EXPECT_FALSE(has(html, "class=\"verdict bad\""));
+  EXPECT_TRUE(
+      has(page_of(write_eval({clean, row_of_twelve("weak", 1, 1, 1)})), "The accuracy is the same under the fault"));
 }
 
 TEST_F(Page, CorrectsForTheNumberOfFaults) {
   // 0.03 alone would pass; three of them do not.
   const std::string html = page_of(
       write_eval({clean_row(), faulty_row("a", 0.4, 0.03), faulty_row("b", 0.4, 0.03), faulty_row("c", 0.4, 0.03)}));
-  EXPECT_TRUE(has(html, "No loss of accuracy could be shown for all 3 faults."));
+  EXPECT_TRUE(has(html, "Inconclusive for all 3 faults, too few questions: up to -22.5 points, p = 0.09; use --limit"));
 }
 
 TEST_F(Page, ShowsNoNumberWithoutEvidence) {

@@ -20,11 +20,11 @@ const char* const kStyleSheet = R"css(:root {
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+main { max-width: 80rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
 h1 { font-size: 1.55rem; line-height: 1.25; margin: 0 0 1rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-bottom: .3rem; border-bottom: 1px solid var(--rule); }
 h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; overflow-wrap: anywhere; }
-p { margin: .5rem 0; }
+p, ul { max-width: 62rem; } p { margin: .5rem 0; }
 a { color: var(--c0); }
 article + article, section + article { margin-top: 4rem; }
 .brand { color: var(--soft); font-size: .85rem; letter-spacing: .04em; margin: 0; }
@@ -40,13 +40,16 @@ article + article, section + article { margin-top: 4rem; }
 li { overflow-wrap: anywhere; margin: .15rem 0; }
 .lead { font-weight: 600; } .note { color: var(--soft); font-size: .88rem; }
 p.good, div.good { color: var(--good); } p.bad, div.bad { color: var(--bad); }
-.scroll { overflow-x: auto; margin: .75rem 0; }
+/* A table that is wider than its place can be moved; a shadow at its edge says so until the end is reached. */
+.scroll { overflow-x: auto; margin: .75rem 0; background:
+  linear-gradient(to right, var(--page) 40%, transparent) 0 0 / 2.5rem 100% no-repeat local, linear-gradient(to left, var(--page) 40%, transparent) 100% 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--soft), transparent) 0 0 / .5rem 100% no-repeat scroll, linear-gradient(to left, var(--soft), transparent) 100% 0 / .5rem 100% no-repeat scroll; }
 table { border-collapse: collapse; font-size: .88rem; min-width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--rule); }
-th { font-weight: 600; color: var(--soft); white-space: nowrap; }
-td { overflow-wrap: break-word; max-width: 30rem; } table:not(:has(thead)) td { overflow-wrap: anywhere; } td:not(.n) { min-width: 5.5rem; } td:not(.n):first-child { min-width: 10.5rem; }
+th, td { text-align: left; vertical-align: top; padding: .35rem .55rem; border-bottom: 1px solid var(--rule); }
+th { font-weight: 600; color: var(--soft); vertical-align: bottom; }
+td { overflow-wrap: anywhere; max-width: 30rem; } td:not(.n) { min-width: 5.5rem; } td:not(.n):first-child { min-width: 10.5rem; }
 th:first-child, td:first-child { padding-left: 0; }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
 td.good { color: var(--good); } td.bad { color: var(--bad); } td.doubt { color: var(--doubt); }
 td pre { min-width: 12rem; max-height: 18rem; overflow-y: auto; margin: .25rem 0; padding: .4rem .6rem; }
 pre { background: var(--panel); border-radius: 4px; padding: .7rem .9rem; overflow-x: auto; font: .82rem/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -57,7 +60,7 @@ svg.wide { max-width: 940px; } svg.narrow { display: none; max-width: 460px; }
 .many { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17.5rem), 1fr)); gap: 0 1.5rem; }
 figure.small { margin: .75rem 0; min-width: 0; } figure.small figcaption { font-weight: 400; font-size: .82rem; color: var(--soft); }
 text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: var(--ink); }
-text.tick { fill: var(--soft); font-size: 11px; } text.value { font-variant-numeric: tabular-nums; } text.value.doubt { fill: var(--doubt); }
+text.tick { fill: var(--soft); } text.value { font-variant-numeric: tabular-nums; } text.value.doubt { fill: var(--doubt); }
 text.on { fill: var(--on); }
 .grid { stroke: var(--grid); } .reference { stroke: var(--plain); stroke-dasharray: 4 4; }
 .hit { fill: transparent; } .range { stroke-width: 3; stroke-linecap: round; stroke-opacity: .55; }
@@ -84,7 +87,7 @@ text.on { fill: var(--on); }
   body { font-size: 10.5pt; print-color-adjust: exact; -webkit-print-color-adjust: exact; } main { max-width: none; padding: 0; }
   svg.wide { display: block; } svg.narrow { display: none; }
   figure, tr, .verdict { break-inside: avoid; } h2, h3 { break-after: avoid; } .scroll { overflow: visible; } table { font-size: 8.5pt; }
-  .n { white-space: normal; } th { white-space: normal; } th, td { padding: .25rem .4rem; }
+  td.n { white-space: normal; } .scroll { background: none; } th, td { padding: .25rem .4rem; }
 }
 )css";
 

@@ -36,14 +36,35 @@ LayerRange read_one(const Node& node) {
   return range;
 }
 
+// Their names say which surface they are; another one would not be what acts.
+std::string check_end_of_layer(const Node& where) {
+  const Node *module = where.find("module"), *surface = where.find("surface");
+  if (module == nullptr || surface == nullptr) return "";
+  const bool output = module->as_string() == "layer_output", input = module->as_string() == "layer_input";
+  if ((output && surface->as_string() == "input") || (input && surface->as_string() == "output"))
+    return "module: " + module->as_string() + " is never a layer's " + surface->as_string() +
+           "; leave surface out, or write module: layer_" + surface->as_string();
+  return "";
+}
+
 std::string check_selector(const Node& where) {
   if ((where.find("operator") != nullptr) == (where.find("module") != nullptr)) {
     return "name what to tap: operator (a family, a name or a glob) or module (a role or a glob), one of them";
   }
-  return "";
+  return check_end_of_layer(where);
 }
 
 }  // namespace
+
+std::string_view surface_name(Surface surface) {
+  switch (surface) {
+    case Surface::kInput: return "input";
+    case Surface::kOutput: return "output";
+    case Surface::kWeight: return "weight";
+    case Surface::kGradient: break;
+  }
+  return "gradient";
+}
 
 Schema layers_schema() {
   const Schema one =
@@ -72,7 +93,7 @@ Schema selector_schema() {
              {.doc = "module role (layer_output, rmsnorm, down_proj) or glob over module paths"})
       .field("layer", layers_schema(), {.default_value = Node("all"), .doc = "15, '10-20', all, or a list"})
       .field("surface", Schema::choice({"input", "output", "weight", "gradient"}),
-             {.doc = "default: output for operators, input for modules"})
+             {.doc = "default: output for operators and layer_output, input for other modules"})
       .field("except", Schema::list(Schema::string({.min = 1})), {.doc = "names, roles or layers to leave out"})
       .check(check_selector);
 }
@@ -82,13 +103,11 @@ Selector read_selector(const Node& where) {
   if (const Node* op = where.find("operator")) selector.operator_pattern = op->as_string();
   if (const Node* module = where.find("module")) selector.module_pattern = module->as_string();
   selector.layers = read_layers(where.at("layer"));
-  selector.surface = selector.operator_pattern.empty() ? Surface::kInput : Surface::kOutput;
+  const bool of_module = selector.operator_pattern.empty() && selector.module_pattern != "layer_output";
+  selector.surface = of_module ? Surface::kInput : Surface::kOutput;
   if (const Node* surface = where.find("surface")) {
-    const std::string& name = surface->as_string();
-    selector.surface = name == "input"    ? Surface::kInput
-                       : name == "output" ? Surface::kOutput
-                       : name == "weight" ? Surface::kWeight
-                                          : Surface::kGradient;
+    for (const Surface one : {Surface::kInput, Surface::kOutput, Surface::kWeight, Surface::kGradient})
+      if (surface_name(one) == surface->as_string()) selector.surface = one;
   }
   if (const Node* except = where.find("except")) {
     for (const Node& item : except->items()) selector.except.push_back(item.as_string());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/config/schema.h"
@@ -21,9 +22,12 @@ struct Selector {
   std::string operator_pattern;  // one of these two is set
   std::string module_pattern;
   std::vector<LayerRange> layers;  // empty: all, and whatever belongs to no layer
-  Surface surface = Surface::kOutput;
+  Surface surface =
+      Surface::kOutput;  // as written; else output of operators and of layer_output, input of other modules
   std::vector<std::string> except;
 };
+
+std::string_view surface_name(Surface surface);  // "input"
 
 Schema selector_schema();
 Selector read_selector(const Node& where);  // validated

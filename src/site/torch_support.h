@@ -4,9 +4,19 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
+#include <string>
+#include <utility>
+
 #include "base/error.h"
 
 namespace faultline::site {
+
+// A user's mistake that is thrown inside an operator passes through torch, which hands on only errors of its own kind.
+// Python sees its ValueError; our program knows it again by its type.
+class UsageThroughTorch : public c10::ValueError {
+ public:
+  UsageThroughTorch(c10::SourceLocation where, std::string sentence) : c10::ValueError(where, std::move(sentence)) {}
+};
 
 // A user's mistake becomes Python's ValueError with our sentence, any other error of ours a RuntimeError.
 template <class Function>
@@ -14,7 +24,7 @@ auto translated(Function&& function) -> decltype(function()) {
   try {
     return function();
   } catch (const UsageError& error) {
-    TORCH_CHECK_VALUE(false, error.what());
+    throw UsageThroughTorch({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, error.what());
   } catch (const Error& error) {
     TORCH_CHECK(false, error.what());
   }

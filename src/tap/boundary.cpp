@@ -4,8 +4,10 @@
 #include <ATen/ops/eq.h>
 #include <ATen/ops/ne.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cctype>
 #include <set>
 
 #include "base/text.h"
@@ -102,6 +104,41 @@ bool boundary_is_wanted(const Plan& plan, site::PlaceId id, site::Surface surfac
   return false;
 }
 
+namespace {
+
+std::vector<std::string> roles_of(const std::vector<std::string>& paths) {
+  std::set<std::string> roles = {"layer_output", "layer_input", "norm"};
+  for (const std::string& path : paths) roles.insert(site::role_of_path(path));
+  roles.erase("");
+  return {roles.begin(), roles.end()};
+}
+
+// The ends of their paths behind the number of the layer: "mlp.down_proj".
+std::vector<std::string> path_ends(const std::vector<std::string>& paths) {
+  std::set<std::string> names;
+  for (const std::string& path : paths) {
+    std::size_t from = path.size();
+    while (from != std::string::npos && from > 0) {
+      from = path.rfind('.', from - 1);
+      const std::string end = path.substr(from == std::string::npos ? 0 : from + 1);
+      if (end.find_first_not_of("0123456789") == std::string::npos || std::isdigit(end[0]) != 0) break;
+      names.insert(end);
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
+std::string no_module_sentence(const std::string& rule, const std::string& pattern,
+                               const std::vector<std::string>& paths) {
+  const std::vector<std::string> roles = roles_of(paths);
+  std::string hint = did_you_mean(pattern, roles);
+  if (hint.empty()) hint = did_you_mean(pattern, path_ends(paths));
+  if (hint.empty()) hint = fmt::format("; this model has {}", fmt::join(roles, ", "));
+  return fmt::format("rule '{}': no module matches '{}'{}", rule, pattern, hint);
+}
+
+}  // namespace
+
 void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
   int64_t last_layer = -1;
   for (const std::string& path : paths) last_layer = std::max(last_layer, site::layer_of_path(path));
@@ -113,17 +150,16 @@ void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
                                      rule->rule.name, range.first, last_layer));
     }
     if (where.module_pattern.empty()) continue;
-    std::set<std::string> names;
-    bool found = false;
+    bool meant = false, found = false;
     for (const std::string& path : paths) {
       const site::Place place{path, site::layer_of_path(path), site::role_of_path(path)};
-      names.insert(place.role);
-      found |= rule_means_module(where, place) && rule_means_layer(where, place);
+      const bool named = rule_means_module(where, place);
+      meant |= named, found |= named && rule_means_layer(where, place);
     }
-    if (!found)
-      throw UsageError(
-          fmt::format("rule '{}': no module matches '{}'{}", rule->rule.name, where.module_pattern,
-                      did_you_mean(where.module_pattern, std::vector<std::string>(names.begin(), names.end()))));
+    if (meant && !found)
+      throw UsageError(fmt::format("rule '{}': module '{}' is in none of the layers that it names; leave out layer",
+                                   rule->rule.name, where.module_pattern));
+    if (!found) throw UsageError(no_module_sentence(rule->rule.name, where.module_pattern, paths));
   }
 }
 

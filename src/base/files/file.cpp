@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -127,6 +128,18 @@ std::string read_given_file(const std::filesystem::path& path, size_t max_bytes)
   } catch (const RuntimeFailure& failure) {
     throw UsageError(failure.what());
   }
+}
+
+std::string tensor_file_format(const std::filesystem::path& path) {
+  std::array<char, 9> start = {};
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return "";
+  const FileDescriptor file = open_file(path, O_RDONLY);
+  const ssize_t size = ::read(file.get(), start.data(), start.size());
+  if (size >= 4 && std::string_view(start.data(), 4) == "GGUF") return "GGUF";
+  // Eight bytes with the size of a header that is a JSON object.
+  const bool header = size == 9 && start[8] == '{' && start[5] == 0 && start[6] == 0 && start[7] == 0;
+  return header ? "safetensors" : "";
 }
 
 // O_APPEND with an explicit cut rather than positioned writes: after the cut the kernel itself keeps pieces adjacent.

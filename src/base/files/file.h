@@ -48,6 +48,10 @@ std::string read_file(const std::filesystem::path& path, size_t max_bytes);
 // A file that a user named: what is wrong with it is the user's mistake.
 std::string read_given_file(const std::filesystem::path& path, size_t max_bytes);
 
+// A file that holds a model or tensors, told by its first bytes: "GGUF", "safetensors"; "" of any other and of a
+// folder.
+std::string tensor_file_format(const std::filesystem::path& path);
+
 // A file that only grows, in whole pieces. A piece that could not be written and synced is cut off again, so that a
 // full disk never leaves half a piece for the next one to be glued to. Shared by the event log and the TensorBoard
 // file.

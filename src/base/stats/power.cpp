@@ -115,4 +115,21 @@ int64_t two_proportion_required_trials(double first, double second, double power
   });
 }
 
+int64_t mcnemar_required_pairs(int64_t only_first, int64_t only_second, int64_t pairs, double power, double alpha) {
+  require_open_unit("power", power);
+  require_open_unit("alpha", alpha);
+  if (only_first < 0 || only_second < 0 || only_first + only_second > pairs || only_first == only_second)
+    throw UsageError(fmt::format("two counts that differ, of no more than the pairs; got {} and {} of {}", only_first,
+                                 only_second, pairs));
+  const double first = static_cast<double>(only_first) / static_cast<double>(pairs),
+               second = static_cast<double>(only_second) / static_cast<double>(pairs);
+  const double changed = first + second, difference = std::abs(first - second);
+  const double spread = std::sqrt(std::max(0.0, changed - difference * difference));
+  const double root = normal_quantile(1 - alpha / 2) * std::sqrt(changed) + normal_quantile(power) * spread;
+  auto least = static_cast<int64_t>(std::ceil(root * root / (difference * difference)));
+  const auto expected = [&](double share, int64_t n) { return std::llround(share * static_cast<double>(n)); };
+  while (mcnemar_exact_test(expected(first, least), expected(second, least)) >= alpha) least += 1 + least / 100;
+  return least;
+}
+
 }  // namespace faultline

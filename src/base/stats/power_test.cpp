@@ -115,6 +115,16 @@ TEST(TwoProportionRequiredTrials, IsTheSmallestThatSuffices) {
   }
 }
 
+// 9 and 4 right of 12, 7 answers changed: p = 0.13. By the formula 23.96 questions show it.
+TEST(McNemarRequiredPairs, IsTheNormalApproximationAndPassesTheExactTest) {
+  EXPECT_EQ(mcnemar_required_pairs(6, 1, 12), 24);
+  EXPECT_EQ(mcnemar_required_pairs(1, 6, 12), 24);
+  EXPECT_LT(mcnemar_exact_test(12, 2), 0.05);
+  EXPECT_GT(mcnemar_required_pairs(6, 1, 12, 0.8, 0.05 / 3), 24);
+  EXPECT_EQ(mcnemar_required_pairs(5, 0, 5), 6);  // 3.84 by the formula; five changed answers give p = 0.06
+  EXPECT_NEAR(static_cast<double>(mcnemar_required_pairs(1, 0, 1000)), 7847, 2);
+}
+
 TEST(Power, RefusesQuestionsWithoutAnAnswer) {
   EXPECT_THROW(paired_t_power(kNan, 1, 5), UsageError);
   EXPECT_THROW(paired_t_power(1, 0, 5), UsageError);
@@ -129,6 +139,8 @@ TEST(Power, RefusesQuestionsWithoutAnAnswer) {
   EXPECT_THROW(two_proportion_power(0, 0.5, 10), UsageError);
   EXPECT_THROW(two_proportion_power(0.5, 0.5, 0), UsageError);
   EXPECT_THROW(two_proportion_required_trials(0.5, 0.5), UsageError);
+  EXPECT_THROW(mcnemar_required_pairs(3, 3, 12), UsageError);
+  EXPECT_THROW(mcnemar_required_pairs(8, 5, 12), UsageError);
 }
 
 }  // namespace stats_power_test

@@ -115,5 +115,10 @@ double two_proportion_power(double first, double second, int64_t trials_each, do
                             Tail tail = Tail::kTwoSided);
 int64_t two_proportion_required_trials(double first, double second, double power = 0.8, double alpha = 0.05,
                                        Tail tail = Tail::kTwoSided);
+// So many pairs show the difference seen in `pairs` of them, of which only the first succeeded in some and only the
+// second in others: with this power by the normal approximation (Connor 1987), and so that McNemar's exact test of the
+// counts to be expected passes.
+int64_t mcnemar_required_pairs(int64_t only_first, int64_t only_second, int64_t pairs, double power = 0.8,
+                               double alpha = 0.05);
 
 }  // namespace faultline

@@ -7,9 +7,11 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
 
 #include "base/files/file.h"
 #include "base/json.h"
+#include "cli/interruption.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "recipe/recipe.h"
@@ -38,6 +40,15 @@ record::RunDirectory open_directory(const DemoOptions& options, const Globals& g
                        {"fault", fault.text}};
   const Json plan = to_json(fault.recipe(globals.seed()).at("faults"));
   return record::begin_run(options.output, {"demo", recipe, globals.seed(), plan}, maker_of(globals, &loaded));
+}
+
+// The act that trains takes so many times what the acts before it take, which are made of the same forwards: 8 to 13
+// times on the four machines without a GPU whose tours are in README and docs/results/build.md.
+constexpr double kTrainingOverActsBefore = 11;
+
+std::string minutes_words(double seconds) {
+  if (seconds < 90) return fmt::format("{:.0f} seconds", std::max(10.0, 10 * std::round(seconds / 10)));
+  return fmt::format("{:.0f} minutes", std::round(seconds / 60));
 }
 
 class Tour {
@@ -72,6 +83,11 @@ class Tour {
     return done;
   }
 
+  double seconds() const {
+    double sum = 0;
+    for (const Json& act : acts_) sum += act["seconds"].get<double>();
+    return sum;
+  }
   bool passed() const { return passed_; }
   const Json& acts() const { return acts_; }
 
@@ -103,6 +119,10 @@ ExitCode demo(const DemoOptions& options, const Globals& globals) {
   stage.progress = [&](const std::string& line) {
     if (!globals.quiet && !globals.json) fmt::print(stderr, "   … {}\n", line);
   };
+  on_interrupt_say(
+      fmt::format("the acts that ended are kept in {0}; `faultline report {0}` makes a page of them. The "
+                  "same command begins a new tour, --quick a short one",
+                  directory.path().string()));
   // The acts, each recorded as it ends.
   Tour tour(directory, globals);
   tour.play("What runs where", [&] { return census_act(stage); });
@@ -111,6 +131,11 @@ ExitCode demo(const DemoOptions& options, const Globals& globals) {
   const Act found = tour.play("Who is to blame?", [&] { return diagnosis_act(stage, fault); });
   if (!options.quick) {
     const Json& accused = found.record["accused_layer"];
+    if (!globals.json && !globals.quiet)
+      print_now(
+          fmt::format("The next act trains: about {} on this machine, judged by the acts before. `faultline demo "
+                      "--quick`\nleaves it out; Ctrl-C keeps what is done.\n",
+                      minutes_words(kTrainingOverActsBefore * tour.seconds())));
     tour.play("Can training harden it?", [&] {
       return hardening_act(stage, fault, accused.is_null() ? std::nullopt : std::optional(accused.get<int64_t>()));
     });

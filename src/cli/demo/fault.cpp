@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "base/text.h"
 #include "cli/demo/demo.h"
+#include "cli/output.h"
 #include "recipe/recipe.h"
 
 namespace faultline::cli {
@@ -21,35 +21,6 @@ constexpr Kind kKinds[] = {{"deadzone(threshold=0.05)", "deadzone"},
                            {"relative_gaussian(strength=0.5)", "noise"},
                            {"gain(strength=0.5)", "gain"},
                            {"stuck_at(bit=8, value=1)", "stuck_at"}};
-
-// Lines of at most `width` columns; a character counts one.
-std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
-  std::vector<std::string> lines;
-  std::istringstream paragraphs(text);
-  const auto columns = [](const std::string& s) {
-    return static_cast<std::size_t>(std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-  };
-  for (std::string paragraph; std::getline(paragraphs, paragraph);) {
-    std::istringstream words(paragraph);
-    std::string line;
-    for (std::string word; words >> word;) {
-      while (columns(word) > width) {  // a word that fits no line is cut between characters
-        std::size_t end = 0, count = 0;
-        while (end < word.size() && (count < width || (word[end] & 0xC0) == 0x80)) {
-          count += (word[end] & 0xC0) != 0x80;
-          ++end;
-        }
-        if (!line.empty()) lines.push_back(std::exchange(line, ""));
-        lines.push_back(word.substr(0, end));
-        word.erase(0, end);
-      }
-      if (!line.empty() && columns(line) + 1 + columns(word) > width) lines.push_back(std::exchange(line, ""));
-      line += (line.empty() ? "" : " ") + word;
-    }
-    if (!line.empty()) lines.push_back(line);
-  }
-  return lines;
-}
 
 // What a terminal would obey is not printed: a broken model says anything.
 std::string printable(const std::string& text) {

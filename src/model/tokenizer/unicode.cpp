@@ -25,9 +25,13 @@ constexpr uint32_t kCodePoints = 0x110000;
 constexpr uint32_t kDivesAkuruAa = 0x11930;
 constexpr uint32_t kDivesAkuruOo = 0x11938;
 
+// One below the first trailing consonant of Hangul (TBase in Unicode's algorithm, chapter 3.12): it composes with
+// nothing, but utf8proc takes it for "no trailing consonant" and swallows it behind a syllable.
+constexpr uint32_t kHangulTBase = 0x11a7;
+
 // Neither moved nor composed by Hugging Face's NFC, though utf8proc would.
-bool is_newer_than_tables(uint32_t code_point) {
-  if (code_point == kDivesAkuruAa || code_point == kDivesAkuruOo) return true;
+bool is_left_alone(uint32_t code_point) {
+  if (code_point == kDivesAkuruAa || code_point == kDivesAkuruOo || code_point == kHangulTBase) return true;
   return (class_table()[code_point] & kMark) == 0 &&
          utf8proc_get_property(static_cast<utf8proc_int32_t>(code_point))->combining_class != 0;
 }
@@ -117,8 +121,7 @@ std::string nfc(std::string_view text) {
   if (is_plainly_nfc(text)) return std::string(text);
   for (size_t at = 0; at < text.size();) {
     const CodePoint point = decode(text.data() + at);
-    if (point.value >= 0x300 &&
-        is_newer_than_tables(point.value)) {  // a wall: the parts left and right of it do not meet
+    if (point.value >= 0x300 && is_left_alone(point.value)) {  // a wall: the parts left and right of it do not meet
       append_nfc(out, text.substr(from, at - from));
       out += text.substr(at, point.length);
       from = at + point.length;
