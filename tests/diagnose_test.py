@@ -199,6 +199,13 @@ def test_the_published_table_is_what_the_records_say(tmp_path):
     assert table.strip() and table.strip() in (ROOT / "docs/results/diagnosis.md").read_text()
 
 
+def test_the_published_figures_of_flips_are_what_their_records_say(tmp_path):
+    records = tmp_path / "records.jsonl"
+    records.write_bytes(gzip.decompress((ROOT / "docs/results/diagnosis-edges.jsonl.gz").read_bytes()))
+    figures = launch("diagnose", "--summarise", records, "--markdown").stdout.partition("## self")[0].strip()
+    assert "guilty layer first" in figures and figures in (ROOT / "docs/results/diagnosis.md").read_text()
+
+
 def test_scan_sorts_the_worst_first(model):
     done = launch("scan", "--model", model, "--formats", "mxfp4", "--json")
     rows = json.loads(done.stdout)["rows"]
