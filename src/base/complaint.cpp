@@ -9,7 +9,7 @@ namespace faultline {
 namespace {
 
 using enum ComplaintCode;
-constexpr std::array<ComplaintKind, 26> kKinds{{
+constexpr std::array<ComplaintKind, 27> kKinds{{
     {kNeverFired, "never_fired", "a rule met no call that it may act on"},
     {kAsleep, "asleep", "a rule's lifetime let it act in no call"},
     {kUnselected, "unselected", "a rule's extent selects no element"},
@@ -34,6 +34,7 @@ constexpr std::array<ComplaintKind, 26> kKinds{{
     {kNoiseSilent, "noise_silent", "AQN's sigma was 0 through the whole run"},
     {kStill, "still", "a schedule should have moved, and the step never did"},
     {kUnfaultedKernels, "unfaulted_kernels", "kernels of a faulted family ran on the GPU without their fault"},
+    {kLateBackend, "late_backend", "a backend of torch was loaded after the plan was armed, and computes without it"},
     {kOtherProcess, "other_process", "another rank or process cannot prove its part"},
     {kUnproven, "unproven", "something else, or a record from before complaints had codes"},
 }};

@@ -37,6 +37,7 @@ enum class ComplaintCode {
   kNoiseSilent,
   kStill,
   kUnfaultedKernels,
+  kLateBackend,
   kOtherProcess,
   kUnproven,
 };

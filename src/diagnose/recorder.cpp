@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include "site/backend.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
 
@@ -15,9 +16,8 @@ thread_local std::vector<RecordedCall>* calls = nullptr;
 
 void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordKey);
-  const c10::DispatchKey backend =
-      below.highestBackendKey() == c10::BackendComponent::CUDABit ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(backend)) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(site::backend_key(below))) {
     op.redispatchBoxed(below, stack);  // its parts are recorded
     return;
   }

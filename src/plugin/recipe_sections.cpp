@@ -5,6 +5,7 @@
 #include "diagnose/campaign/campaign.h"
 #include "experiment/experiment.h"
 #include "lab/evaluation.h"
+#include "tap/operator_table.h"
 #include "triage/plan.h"
 
 namespace faultline::plugin {
@@ -12,6 +13,7 @@ namespace {
 
 void register_once() {
   recipe::register_plan_sections();
+  tap::register_operators_section();
   lab::register_lab_sections();
   experiment::register_experiment_section();
   triage::register_triage_sections();

@@ -3,9 +3,9 @@
 namespace faultline::recipe {
 namespace {
 
-Node phases_of(const Node& recipe) {
-  const Node* phases = recipe.find("phases");
-  return phases != nullptr ? *phases : Node();
+Node section_or_null(const Node& recipe, std::string_view name) {
+  const Node* section = recipe.find(name);
+  return section != nullptr ? *section : Node();
 }
 
 std::vector<std::string> names_in(const Node* list) {
@@ -19,8 +19,9 @@ std::vector<std::string> names_in(const Node* list) {
 
 PlanSettings::PlanSettings(const Node& recipe, int64_t steps, int64_t layers)
     : seed(static_cast<uint64_t>(recipe.at("seed").as_integer())),
-      phases(phases_of(recipe)),
+      phases(section_or_null(recipe, "phases")),
       allow_partial(names_in(recipe.find("allow_partial"))),
+      operators(section_or_null(recipe, "operators")),
       total_steps(steps),
       layer_count(layers) {}
 
@@ -28,6 +29,7 @@ PlanSettings::PlanSettings(const PlanSettings& from, int64_t layers)
     : seed(from.seed),
       phases(from.phases),
       allow_partial(from.allow_partial),
+      operators(from.operators),
       total_steps(from.total_steps),
       layer_count(layers) {}
 

@@ -34,6 +34,7 @@ struct PlanSettings {
   const uint64_t seed;
   const Node phases;                             // the recipe's, or null
   const std::vector<std::string> allow_partial;  // globs of module paths, or roles
+  const Node operators;                          // a backend's own operators by family, or null; tap/ reads it
   const int64_t total_steps;                     // for schedules
   const int64_t layer_count;                     // for per-layer schedules; 0: not known
 

@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "base/json.h"
+#include "site/backend.h"
 #include "tap/boundary.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
@@ -66,7 +67,7 @@ double flops_of(std::string_view base, const std::vector<at::Tensor>& given, con
   }
   if (family == "attention" && given.size() >= 3 && given[0].dim() == 4 && given[1].dim() == 4) {
     const double forward = 4 * product(given[0].sizes()) * static_cast<double>(given[1].size(-2));
-    return base.find("backward") == std::string_view::npos ? forward : 2.5 * forward;
+    return is_gradient_operator(base) ? 2.5 * forward : forward;
   }
   double all = 0;
   for (const at::Tensor& tensor : results) all += product(tensor.sizes());
@@ -105,10 +106,8 @@ int64_t writes_of(const c10::FunctionSchema& schema, const std::vector<at::Tenso
 
 void count_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kCensusKey);
-  const c10::DispatchKey backend =
-      below.highestBackendKey() == c10::BackendComponent::CUDABit ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  const bool composite =
-      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(backend);
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                         !op.hasKernelForDispatchKey(site::backend_key(below));
   if (composite) {  // its parts are counted
     op.redispatchBoxed(below, stack);
     return;
@@ -269,8 +268,9 @@ Json to_json(const Census& census) {
   for (const CensusEntry& entry : census) {
     if (boundary_of(entry)) continue;
     const site::Place& place = site::place_of(entry.place);
+    const bool is_unknown = entry.writes > 0 && is_unknown_operator(base_name(entry.name));
     json.push_back({{"operator", entry.name},
-                    {"family", std::string(family_of(base_name(entry.name)))},
+                    {"family", is_unknown ? "unknown" : std::string(family_of(base_name(entry.name)))},
                     {"phase", std::string(site::phase_name(entry.phase))},
                     {"place", place.path},
                     {"layer", place.layer},

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <set>
 
+#include "site/backend.h"
 #include "site/entered.h"
 #include "site/torch_support.h"
 #include "tap/boundary.h"
@@ -30,10 +31,14 @@ struct Tap {
   std::atomic<int64_t> running{0};         // wrapped calls in flight, all threads
   uint64_t counted = 0;                    // generation of the plan whose entries of places are counted
   std::atomic<bool> follows_casts{false};  // the plan has rules to which a parameter's cast copy is that parameter
-  std::map<std::pair<std::string, c10::DispatchKey>, uint32_t> wrapped;
+  using Target = std::pair<std::string, c10::DispatchKey>;
+  std::map<Target, uint32_t> numbers;  // of all that were ever wrapped: rows of plans keep them
+  std::set<Target> wrapped;
+  const Family* table = nullptr;        // the families that wrappers were made by
+  std::vector<c10::DispatchKey> armed;  // the backends that the plan was armed on
   std::vector<std::unique_ptr<torch::Library>> registrations;
-  std::vector<std::string> bases;  // base name of each wrapped operator, by target number
-  // For each wrapped operator the rules of the active plan that name it, one bit a rule; entries never move.
+  std::vector<std::string> bases;  // base name of each numbered operator
+  // For each numbered operator the rules of the active plan that name it, one bit a rule; entries never move.
   std::deque<std::atomic<uint64_t>> rules_of;
 };
 Tap& tap() {
@@ -171,9 +176,7 @@ std::vector<c10::DispatchKey> backends() {
   // Sparse kernels are wrapped, too: their dense results are faulted, and a sparse one is refused by name.
   std::vector<c10::DispatchKey> keys = {c10::DispatchKey::CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::SparseCPU,
                                         c10::DispatchKey::SparseCsrCPU};
-  // Kernels of torch_cuda exist where it is loaded.
-  const auto mm = c10::Dispatcher::singleton().findSchema({"aten::mm", ""});
-  if (mm && mm->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) keys.push_back(c10::DispatchKey::CUDA);
+  for (const c10::DispatchKey key : site::accelerator_keys()) keys.push_back(key);
   return keys;
 }
 
@@ -185,8 +188,7 @@ std::vector<Kernel> kernels_of(const PlanRule& rule) {
   std::vector<Kernel> both;
   for (const Kernel& kernel : kernels) {
     both.push_back(kernel);
-    if (kernel.key == c10::DispatchKey::CPU) both.push_back({kernel.op, c10::DispatchKey::AutogradCPU});
-    if (kernel.key == c10::DispatchKey::CUDA) both.push_back({kernel.op, c10::DispatchKey::AutogradCUDA});
+    if (site::is_dense_key(kernel.key)) both.push_back({kernel.op, site::autograd_key(kernel.key)});
   }
   return both;
 }
@@ -194,21 +196,28 @@ std::vector<Kernel> kernels_of(const PlanRule& rule) {
 uint32_t wrap(const Kernel& wish) {
   Tap& the_tap = tap();
   const std::string name = full_name(wish.op.operator_name());
-  const auto found = the_tap.wrapped.find({name, wish.key});
-  if (found != the_tap.wrapped.end()) return found->second;
-  const auto number = static_cast<uint32_t>(the_tap.bases.size());
-  the_tap.bases.emplace_back(base_name(name));
-  the_tap.rules_of.emplace_back(0);
+  const auto [known, is_new] = the_tap.numbers.try_emplace({name, wish.key}, the_tap.bases.size());
+  const uint32_t number = known->second;
+  if (is_new) {
+    the_tap.bases.emplace_back(base_name(name));
+    the_tap.rules_of.emplace_back(0);
+  }
+  if (!the_tap.wrapped.insert(known->first).second) return number;
   const std::size_t colons = name.find("::");
   auto library =
       std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, colons), wish.key, __FILE__, __LINE__);
-  library->impl(name.substr(colons + 2).c_str(),
-                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<TapKernel>(
-                    wish.op.getComputedKernelForDispatchKey(wish.key), number, wish.op.schema(),
-                    wish.key == c10::DispatchKey::AutogradCPU || wish.key == c10::DispatchKey::AutogradCUDA)));
+  library->impl(name.substr(colons + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<TapKernel>(
+                                                     wish.op.getComputedKernelForDispatchKey(wish.key), number,
+                                                     wish.op.schema(), site::is_autograd_key(wish.key))));
   the_tap.registrations.push_back(std::move(library));
-  the_tap.wrapped.emplace(std::pair{name, wish.key}, number);
   return number;
+}
+
+void restore_kernels() {
+  Tap& the_tap = tap();
+  while (!the_tap.registrations.empty()) the_tap.registrations.pop_back();  // the last wrapped first
+  the_tap.wrapped.clear();
+  for (auto& rules : the_tap.rules_of) rules.store(0);
 }
 
 }  // namespace
@@ -226,6 +235,8 @@ void arm(std::shared_ptr<Plan> plan) {
   if (the_tap.plan.load() == plan) throw UsageError("this plan is armed already; disarm it first");
   if (the_tap.plan.load() != nullptr)
     throw UsageError("another plan is armed in this process; disarm it first, or put both rules into one recipe");
+  use_operators(plan->operators());
+  const bool other_table = the_tap.table != families().data() && !the_tap.wrapped.empty();
   // Which kernels the rules want, and which casts have to be followed to the weights behind them.
   std::vector<std::pair<uint32_t, Kernel>> wishes;
   bool new_kernels = false;
@@ -244,10 +255,13 @@ void arm(std::shared_ptr<Plan> plan) {
       follows_casts ? resolve_operators(std::string(kCast), {}, backends()) : std::vector<Kernel>{};
   for (const Kernel& cast : casts)
     new_kernels |= !the_tap.wrapped.contains({full_name(cast.op.operator_name()), cast.key});
-  if (new_kernels && the_tap.running.load() > 0)
+  if ((new_kernels || other_table) && the_tap.running.load() > 0)
     throw UsageError("operators are running on other threads; arm a plan that wraps new operators before they start");
   // Wrap what is not wrapped yet, then tell each wrapper its rules.
   std::map<uint32_t, uint64_t> rules_of;
+  if (other_table) restore_kernels();  // wrappers know what their operator's family is
+  the_tap.table = families().data();
+  the_tap.armed = site::accelerator_keys();
   {
     const site::SilentWarnings silent;
     for (const auto& [rule, wish] : wishes) rules_of[wrap(wish)] |= uint64_t{1} << rule;
@@ -288,18 +302,26 @@ void unwrap_all() {
   if (the_tap.plan.load() != nullptr) throw UsageError("a plan is armed; disarm it before the kernels are restored");
   if (the_tap.running.load() > 0)
     throw UsageError("operators are running on other threads; kernels are restored when they have ended");
-  while (!the_tap.registrations.empty()) the_tap.registrations.pop_back();  // the last wrapped first
-  the_tap.wrapped.clear();
-  the_tap.bases.clear();
-  the_tap.rules_of.clear();
+  restore_kernels();
 }
 
 std::vector<WrappedOperator> wrapped_operators() {
   Tap& the_tap = tap();
   const std::lock_guard<std::mutex> lock(the_tap.mutex);
   std::vector<WrappedOperator> all;
-  for (const auto& [key, number] : the_tap.wrapped) all.push_back({key.first, c10::toString(key.second)});
+  for (const auto& [name, key] : the_tap.wrapped) all.push_back({name, site::backend_title(key)});
   return all;
+}
+
+std::vector<c10::DispatchKey> backends_since_arming() {
+  Tap& the_tap = tap();
+  const std::lock_guard<std::mutex> lock(the_tap.mutex);
+  if (the_tap.plan.load() == nullptr) return {};
+  std::vector<c10::DispatchKey> keys = site::accelerator_keys();
+  std::erase_if(keys, [&](c10::DispatchKey key) {
+    return std::find(the_tap.armed.begin(), the_tap.armed.end(), key) != the_tap.armed.end();
+  });
+  return keys;
 }
 
 std::vector<std::string> operators_of(const PlanRule& rule) {

@@ -4,6 +4,8 @@
 // Operators never named keep their kernel.
 #pragma once
 
+#include <c10/core/DispatchKey.h>
+
 #include <memory>
 
 #include "tap/plan.h"
@@ -20,9 +22,12 @@ void unwrap_all();
 
 struct WrappedOperator {
   std::string name;  // "aten::mm.out"
-  std::string key;   // "CPU"
+  std::string key;   // "CPU", "PrivateUse1 (npu)"
 };
 std::vector<WrappedOperator> wrapped_operators();
+
+// Backends whose kernels came after the active plan was armed: they run without it. Empty where none is active.
+std::vector<c10::DispatchKey> backends_since_arming();
 
 // The overloads a rule of the plan reaches on the backends of this process, for dry runs.
 std::vector<std::string> operators_of(const PlanRule& rule);

@@ -7,88 +7,10 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "site/backend.h"
 
 namespace faultline::tap {
 namespace {
-
-const std::vector<std::string_view> kMatmulOperators = {"aten::mm",
-                                                        "aten::mm_",
-                                                        "aten::addmm",
-                                                        "aten::addmm_",
-                                                        "aten::bmm",
-                                                        "aten::baddbmm",
-                                                        "aten::baddbmm_",
-                                                        "aten::mv",
-                                                        "aten::addmv",
-                                                        "aten::addmv_",
-                                                        "aten::dot",
-                                                        "aten::vdot",
-                                                        "aten::addbmm",
-                                                        "aten::addbmm_",
-                                                        "aten::addr",
-                                                        "aten::_addmm_activation",
-                                                        "aten::_grouped_mm",
-                                                        "aten::_scaled_mm",
-                                                        "aten::_scaled_mm_v2",
-                                                        "aten::_scaled_grouped_mm",
-                                                        "aten::_scaled_grouped_mm_v2",
-                                                        "aten::_weight_int4pack_mm",
-                                                        "aten::_weight_int8pack_mm",
-                                                        "mkldnn::_linear_pointwise",
-                                                        "mkl::_mkl_linear",
-                                                        "_C::onednn_mm",
-                                                        "_C::weight_packed_linear",
-                                                        "_C::cutlass_scaled_mm",
-                                                        "_moe_C::*gemm*",
-                                                        "faultline::few_rows_linear"};
-const std::vector<std::string_view> kSoftmaxOperators = {"aten::_softmax", "aten::_log_softmax",
-                                                         "aten::_softmax_backward_data",
-                                                         "aten::_log_softmax_backward_data", "aten::_masked_softmax"};
-const std::vector<std::string_view> kActivationOperators = {"aten::silu",
-                                                            "aten::silu_",
-                                                            "aten::silu_backward",
-                                                            "aten::gelu",
-                                                            "aten::gelu_",
-                                                            "aten::gelu_backward",
-                                                            "aten::relu",
-                                                            "aten::relu_",
-                                                            "aten::sigmoid",
-                                                            "aten::sigmoid_",
-                                                            "aten::sigmoid_backward",
-                                                            "aten::tanh",
-                                                            "aten::tanh_",
-                                                            "aten::tanh_backward",
-                                                            "_C::silu_and_mul",
-                                                            "_C::gelu_and_mul",
-                                                            "_C::gelu_tanh_and_mul",
-                                                            "faultline::swiglu",
-                                                            "faultline::swiglu_backward"};
-const std::vector<std::string_view> kNormOperators = {"aten::_fused_rms_norm",
-                                                      "aten::_fused_rms_norm_backward",
-                                                      "aten::native_layer_norm",
-                                                      "aten::native_layer_norm_backward",
-                                                      "aten::native_group_norm",
-                                                      "aten::rsqrt",
-                                                      "aten::rsqrt_",
-                                                      "_C::rms_norm",
-                                                      "_C::fused_add_rms_norm",
-                                                      "faultline::rms_norm",
-                                                      "faultline::rms_norm_backward",
-                                                      "faultline::add_rms_norm"};
-const std::vector<std::string_view> kAttentionOperators = {"aten::_scaled_dot_product_*",
-                                                           "aten::_flash_attention_*",
-                                                           "aten::_efficient_attention_*",
-                                                           "_C::cpu_attention_with_kv_cache",
-                                                           "_vllm_fa2_C::*fwd",
-                                                           "_vllm_fa3_C::fwd",
-                                                           "_C::paged_attention*",
-                                                           "faultline::attend_cached"};
-
-std::vector<std::string_view> joined(std::initializer_list<const std::vector<std::string_view>*> parts) {
-  std::vector<std::string_view> all;
-  for (const auto* part : parts) all.insert(all.end(), part->begin(), part->end());
-  return all;
-}
 
 // Operators of the lab itself, not of its model; of the model's, copies and sampling belong to no family.
 bool is_own_operator(std::string_view base) { return base.starts_with("faultline::") && family_of(base).empty(); }
@@ -160,12 +82,7 @@ bool is_tensor_type(const c10::Type& type) {
 
 // The results of forward attention and norm operators beyond the first (log-sum-exp, mean, rstd) only serve backward.
 bool has_auxiliary_results(std::string_view base) {
-  return base.find("backward") == std::string_view::npos &&
-         (family_of(base) == "attention" || family_of(base) == "norm");
-}
-
-bool names_base(const std::vector<std::string_view>& patterns, std::string_view base) {
-  return std::any_of(patterns.begin(), patterns.end(), [&](std::string_view p) { return glob_matches(p, base); });
+  return !is_gradient_operator(base) && (family_of(base) == "attention" || family_of(base) == "norm");
 }
 
 // A CompositeImplicit operator is replaced by its parts before a backend runs, and its generated out= form only copies
@@ -177,60 +94,15 @@ bool dissolves(c10::Dispatcher& dispatcher, const c10::OperatorHandle& op) {
          functional->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-const Family* family_named(std::string_view name) {
-  for (const Family& family : families()) {
-    if (family.name == name) return &family;
-  }
-  return nullptr;
-}
-
 bool pattern_means(const std::string& pattern, std::string_view full) {
   const std::string_view base = base_name(full);
   if (is_own_operator(base)) return false;
   if (pattern == "every") return !is_left_out_of_every(base);
-  if (const Family* family = family_named(pattern)) return names_base(family->operators, base);
+  if (const Family* family = family_named(pattern)) return is_of_family(*family, base);
   return glob_matches(pattern, full) || glob_matches(pattern, base);
 }
 
 }  // namespace
-
-std::span<const Family> families() {
-  static const std::vector<Family> all = {
-      {"matmul", "matrix products, in place, out= and quantised forms included", kMatmulOperators},
-      {"softmax", "softmax and log-softmax outside fused attention", kSoftmaxOperators},
-      {"activation", "silu, gelu, relu, sigmoid, tanh and their gradients", kActivationOperators},
-      {"norm", "fused norms, and rsqrt where a norm dissolves into parts", kNormOperators},
-      {"attention", "fused attention", kAttentionOperators},
-      {"rotary",
-       "fused rotary embeddings (decomposed ones are a module tap)",
-       {"_C::rotary_embedding", "aten::_rotary*", "faultline::rotary"}},
-      {"embedding",
-       "embedding look-up and its gradient",
-       {"aten::embedding", "aten::embedding_dense_backward", "aten::index_select"}},
-      {"reduce", "sums and means", {"aten::sum", "aten::mean", "aten::cumsum", "aten::var", "aten::var_mean"}},
-      {"all_ops", "matmul + softmax + activation + norm",
-       joined({&kMatmulOperators, &kSoftmaxOperators, &kActivationOperators, &kNormOperators})},
-      {"every", "whatever writes floating-point numbers, except copies, optimizer and sampling", {}},
-  };
-  return all;
-}
-
-bool glob_matches(std::string_view pattern, std::string_view text) {
-  std::size_t p = 0, t = 0, star = std::string_view::npos, mark = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
-      ++p, ++t;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++, mark = t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1, t = ++mark;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 std::string full_name(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
@@ -242,11 +114,13 @@ std::string_view base_name(std::string_view operator_name) {
   return operator_name.substr(0, dot);
 }
 
-std::string_view family_of(std::string_view base) {
-  for (const Family& family : families()) {
-    if (family.name != "all_ops" && family.name != "every" && names_base(family.operators, base)) return family.name;
-  }
-  return "";
+bool is_gradient_operator(std::string_view base) {
+  return base.find("backward") != std::string_view::npos || base.find("_grad") != std::string_view::npos;
+}
+
+bool is_unknown_operator(std::string_view base) {
+  return !base.starts_with("aten::") && !base.starts_with("faultline::") && !is_left_out_of_every(base) &&
+         family_of(base).empty();
 }
 
 bool shares_storage(const at::Tensor& result, const std::vector<at::Tensor>& arguments) {
@@ -289,7 +163,7 @@ std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vec
   auto& dispatcher = c10::Dispatcher::singleton();
   std::vector<Kernel> found;
   std::set<std::string> names;
-  bool composite = false;
+  bool composite = false, registered = false;
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const std::string full = full_name(name);
     names.insert(std::string(base_name(full)));
@@ -300,14 +174,14 @@ std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vec
     if (!op || excepted) continue;
     const Results results = results_of(op->schema());
     if (results.written.empty() && results.returned.empty()) continue;
+    registered = true;
     for (const c10::DispatchKey key : keys) {
       const bool own = op->hasKernelForDispatchKey(key);
       const bool dissolved = !own && dissolves(dispatcher, *op);
       composite |= dissolved;
-      // Kernels for all backends at once (CompositeExplicit) are reached at the plain keys.
-      const bool plain = key != c10::DispatchKey::MkldnnCPU && key != c10::DispatchKey::SparseCPU &&
-                         key != c10::DispatchKey::SparseCsrCPU;
-      const bool computed = plain && op->hasComputedKernelForDispatchKey(key);
+      // Kernels for all backends at once (CompositeExplicit), and a backend's for all operators, are reached at dense
+      // keys.
+      const bool computed = site::is_dense_key(key) && op->hasComputedKernelForDispatchKey(key);
       if (own || (computed && !dissolved)) found.push_back({*op, key});
     }
   }
@@ -317,7 +191,14 @@ std::vector<Kernel> resolve_operators(const std::string& pattern, const std::vec
         "operator '{}' dissolves into others before a backend runs; name its parts or a family (matmul, norm, …)",
         pattern));
   if (family_named(pattern) != nullptr)
-    throw UsageError(fmt::format("family '{}' has no operator on the backends of this process", pattern));
+    throw UsageError(fmt::format(
+        "family '{}' has no operator on the backends of this process ({}); name them under operators: in the recipe",
+        pattern, site::backend_titles({keys.begin(), keys.end()})));
+  if (registered)
+    throw UsageError(
+        fmt::format("operator '{}' has no kernel for the backends of this process ({}); import its backend before the "
+                    "plan is armed",
+                    pattern, site::backend_titles({keys.begin(), keys.end()})));
   std::vector<std::string> candidates(names.begin(), names.end());
   for (const Family& family : families()) candidates.emplace_back(family.name);
   throw UsageError(fmt::format("nothing matches operator '{}'{}", pattern, did_you_mean(pattern, candidates)));

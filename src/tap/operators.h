@@ -12,23 +12,16 @@
 #include <vector>
 
 #include "site/scope.h"
+#include "tap/operator_table.h"
 
 namespace faultline::tap {
-
-struct Family {
-  std::string_view name;
-  std::string_view summary;
-  std::vector<std::string_view> operators;  // base names and globs
-};
-std::span<const Family> families();  // all_ops and every among them
-
-bool glob_matches(std::string_view pattern, std::string_view text);  // * and ?
 
 std::string full_name(const c10::OperatorName& name);        // "aten::mm.out"
 std::string_view base_name(std::string_view operator_name);  // "aten::mm"
 
-// The family of a base name other than all_ops and every; "" if none.
-std::string_view family_of(std::string_view base);
+bool is_gradient_operator(std::string_view base);  // a gradient's operator, by its name
+// Of a backend's or library's own namespace and of no family: rules that name families pass it by unseen.
+bool is_unknown_operator(std::string_view base);
 
 struct Kernel {
   c10::OperatorHandle op;

@@ -24,6 +24,13 @@ constexpr std::size_t kSlots = 256;  // rows a block of device memory holds
 constexpr std::size_t kMaxRules = 64;
 constexpr int kPartBits = 16;  // calls of a site in one part of a step
 
+// 0 on a CPU; 11 bits.
+uint64_t device_bits(const at::Device& device) {
+  if (device.is_cpu()) return 0;
+  FL_ASSERT(device.index() < (1 << 6) - 1 && static_cast<int>(device.type()) < 1 << 5);
+  return static_cast<uint64_t>(device.type()) << 6 | static_cast<uint64_t>(device.index() + 1);
+}
+
 // A site is told apart by its tensors' dtype and device as well: unattributed calls of different kinds share a place.
 uint64_t row_key(uint32_t rule, uint32_t target, const site::Location& location, site::Surface surface,
                  const at::Tensor& x) {
@@ -31,8 +38,7 @@ uint64_t row_key(uint32_t rule, uint32_t target, const site::Location& location,
   const auto dtype = can_fault(x) ? static_cast<uint64_t>(numeric::dtype_of(x)) + 1 : 0;
   return static_cast<uint64_t>(rule) | static_cast<uint64_t>(target) << 6 |
          static_cast<uint64_t>(location.place) << 20 | static_cast<uint64_t>(location.phase) << 44 |
-         static_cast<uint64_t>(surface) << 48 | dtype << 50 |
-         static_cast<uint64_t>(x.is_cuda() ? x.device().index() + 1 : 0) << 53;
+         static_cast<uint64_t>(surface) << 48 | dtype << 50 | device_bits(x.device()) << 53;
 }
 
 // What dead zones with a second pass measured in their first one, on this thread.
@@ -81,7 +87,11 @@ struct Plan::Table {
 };
 
 Plan::Plan(std::vector<numeric::Rule> rules, recipe::PlanSettings settings, bool may_be_empty)
-    : settings_(std::move(settings)), generation_(++generations), weights_(std::make_unique<WeightCache>()) {
+    : settings_(std::move(settings)),
+      operators_(read_operators(settings_.operators)),
+      generation_(++generations),
+      weights_(std::make_unique<WeightCache>()) {
+  use_operators(operators_);
   if (rules.empty() && !may_be_empty) throw UsageError("a plan needs at least one rule under faults:");
   for (numeric::Rule& rule : rules) add_rule(std::move(rule), nullptr);
   const std::size_t written = rules_.size();

@@ -23,6 +23,7 @@
 #include "numeric/lower.h"
 #include "recipe/recipe.h"
 #include "site/boundary.h"
+#include "tap/operator_table.h"
 #include "tap/plan_rule.h"
 #include "tap/routed.h"
 
@@ -66,6 +67,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
 
   const std::vector<std::unique_ptr<PlanRule>>& rules() const { return rules_; }
   const recipe::PlanSettings& settings() const { return settings_; }
+  const OperatorNames& operators() const { return operators_; }  // that the recipe adds to the built-in table
 
   uint64_t generation() const { return generation_; }  // of this plan alone, in this process
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
@@ -135,6 +137,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
 
   std::vector<std::unique_ptr<PlanRule>> rules_;
   recipe::PlanSettings settings_;
+  OperatorNames operators_;
   uint64_t generation_;
   std::atomic<bool> armed_{false};
   std::atomic<bool> silenced_{false};

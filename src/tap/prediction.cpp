@@ -105,6 +105,15 @@ void check_reached(const Plan& plan, const Censuses& censuses) {
   }
 }
 
+std::map<site::Phase, std::map<std::string, int64_t>> unknown_operators(const Census& census) {
+  std::map<site::Phase, std::map<std::string, int64_t>> calls;
+  for (const CensusEntry& entry : census) {
+    if (!boundary_of(entry) && entry.writes > 0 && is_unknown_operator(base_name(entry.name)))
+      calls[entry.phase][entry.name] += entry.calls;
+  }
+  return calls;
+}
+
 Json coverage(const Plan& plan, const Census& census) {
   const auto operators = operators_of_rules(plan);
   struct Sums {
@@ -141,6 +150,8 @@ Json coverage(const Plan& plan, const Census& census) {
                                                   {"bytes_share", all.bytes > 0 ? reached.bytes / all.bytes : 0},
                                                   {"not_reached", not_reached}};
   }
+  for (const auto& [phase, calls] : unknown_operators(census))
+    json[std::string(site::phase_name(phase))]["unknown"] = calls;
   return json;
 }
 

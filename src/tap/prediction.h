@@ -21,6 +21,9 @@ std::vector<Prediction> predict(const Plan& plan, const Census& census);
 // reasons: a phase that is off, for one.
 void check_reached(const Plan& plan, const Censuses& censuses);
 
+// Operators that computed numbers and are of no family, though of a namespace of their own: calls by phase and name.
+std::map<site::Phase, std::map<std::string, int64_t>> unknown_operators(const Census& census);
+
 // Share of operators, FLOPs and bytes that the plan reaches in each phase, and what it does not and why.
 Json coverage(const Plan& plan, const Census& census);
 

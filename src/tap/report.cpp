@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "numeric/apply.h"
 #include "numeric/ledger.h"
+#include "site/backend.h"
 #include "tap/counts.h"
 #include "tap/operator_tap.h"
 #include "tap/operators.h"
@@ -54,6 +55,17 @@ std::map<std::string, double> calls_by_family(const std::vector<Plan::Evidence>&
     if (row->rule == &rule) calls[std::string(family_of(row->target))] += n.calls;
   }
   return calls;
+}
+
+// "cpu 8 calls": of each kind of device on which rules acted.
+std::vector<std::string> calls_by_kind_of_device(const std::vector<Plan::Evidence>& evidence) {
+  std::map<std::string, double> calls;
+  for (const auto& [row, n] : evidence) {
+    calls[c10::DeviceTypeName(row->ledger.device().type(), true)] += n.calls;
+  }
+  std::vector<std::string> texts;
+  for (const auto& [device, count] : calls) texts.push_back(fmt::format("{} {} calls", device, count));
+  return texts;
 }
 
 std::string why_never(const Plan& plan, const PlanRule& rule) {
@@ -114,6 +126,18 @@ Verdict judge(Plan& plan, const Censuses& censuses) {
          fmt::format("the weight of {} changed while a faulted copy of it was in use; call weights_changed() after "
                      "updates that bypass autograd (p.data.copy_)",
                      name)});
+  if (active_plan().get() == &plan) {
+    for (const c10::DispatchKey key : backends_since_arming())
+      complaints.push_back({ComplaintCode::kLateBackend, "", site::backend_title(key),
+                            fmt::format("backend {} was loaded after the plan was armed: what it computes is not "
+                                        "faulted; import it before the plan is armed",
+                                        site::backend_title(key))});
+  }
+  for (const auto& [kind, census] : censuses) {
+    for (const auto& [phase, names] : unknown_operators(census)) {
+      for (const auto& [name, calls] : names) verdict.unknown[name] += calls;
+    }
+  }
   judge_counts(plan, censuses, verdict.evidence, complaints);
   verdict.allowed = judge_partial(plan, verdict.evidence, complaints);
   return verdict;
@@ -220,6 +244,13 @@ std::vector<std::string> log_lines(const Plan& plan, const Verdict& verdict) {
                                 site.calls, site.expected));
   for (const auto& [reason, calls] : plan.calls_apart())
     lines.push_back(fmt::format("[fault] {} calls of {} are kept apart: neither faulted nor counted", calls, reason));
+  for (const auto& [name, calls] : verdict.unknown)
+    lines.push_back(
+        fmt::format("[taps] {} ran {} times and is of no family: rules on families pass it by; name it "
+                    "under operators: in the recipe",
+                    name, calls));
+  if (const auto calls = calls_by_kind_of_device(verdict.evidence); calls.size() > 1)
+    lines.push_back(fmt::format("[taps] rules acted on {} kinds of device: {}", calls.size(), fmt::join(calls, ", ")));
   for (const auto& rule : plan.rules()) {
     std::set<site::PlaceId> places;
     int64_t excluded = 0;

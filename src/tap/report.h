@@ -17,7 +17,8 @@ namespace faultline::tap {
 struct Verdict {
   std::vector<Plan::Evidence> evidence;
   std::vector<Complaint> complaints;
-  std::vector<PartialSite> allowed;  // silent, in part or whole, by the recipe's leave: a report says so first
+  std::map<std::string, int64_t> unknown;  // operators of the censuses that are of no family: calls
+  std::vector<PartialSite> allowed;        // silent, in part or whole, by the recipe's leave: a report says so first
 };
 
 // censuses: to hold call counts against calls x forwards; empty: counts are held against what the host issued.

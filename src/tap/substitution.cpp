@@ -9,6 +9,7 @@
 #include "numeric/apply.h"
 #include "numeric/tensor_memory.h"
 #include "tap/boundary.h"
+#include "tap/operator_tap.h"
 #include "tap/operators.h"
 
 namespace faultline::tap {
@@ -65,6 +66,7 @@ at::Tensor WeightCache::faulted(Plan& plan, Row& row, const at::Tensor& paramete
 void WeightCache::make(Plan& plan, Entry& entry) const {
   entry.copy.copy_(entry.source);
   plan.act(*entry.row, entry.copy);
+  const TapsSuspended suspended;  // a portable digest is made of operators
   entry.digest = numeric::digest(entry.master), entry.version = version_of(entry.master), entry.epoch = epoch_;
 }
 
@@ -79,6 +81,7 @@ void WeightCache::new_epoch(Plan& plan) {
 
 std::vector<std::string> WeightCache::changed_masters() const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  const TapsSuspended suspended;
   std::vector<std::string> names;
   for (const auto& [key, entry] : entries_) {
     if (entry.epoch != epoch_ || entry.version != version_of(entry.master)) continue;
