@@ -194,6 +194,11 @@ Gate gate_of(const LifetimeArguments& lifetime, uint64_t noise_key, const Device
 
 }  // namespace
 
+bool has_own_kernels(const at::Device& device) {
+  static const bool rocm = at::globalContext().hasROCM();
+  return device.is_cpu() || (device.is_cuda() && !rocm);
+}
+
 bool serves(const at::Device& device) {
   static const bool forced = [] {
     const char* wish = std::getenv("FAULTLINE_ARITHMETIC");
@@ -201,12 +206,13 @@ bool serves(const at::Device& device) {
     if (std::string_view(wish) == "portable") return true;
     throw UsageError(fmt::format("FAULTLINE_ARITHMETIC={}: wanted native or portable", wish));
   }();
-  return forced || !(device.is_cpu() || device.is_cuda());
+  return forced || !has_own_kernels(device);
 }
 
 template <class Arguments>
 void apply_unproven(const at::Tensor& x, const Rule& rule, Arguments arguments, const CallTensors& tensors) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const c10::OptionalDeviceGuard guard(x.is_cpu() ? std::nullopt : std::optional(x.device()));
   if (tensors.control) {
     const DeviceControl control = device_control(*tensors.control);

@@ -114,8 +114,11 @@ void digest_unproven(const at::Tensor& contiguous, int64_t* state, int64_t piece
   const at::AutoDispatchBelowADInplaceOrView guard;
   const at::Device device = contiguous.device();
   const int64_t size = contiguous.numel() / pieces * static_cast<int64_t>(contiguous.element_size());
-  const at::Tensor out =
-      at::from_blob(state, {pieces * kDigestStateWords}, at::TensorOptions().dtype(at::kLong).device(device));
+  // The device is named: not every backend can tell it from an address.
+  const at::Tensor out = at::for_blob(state, {pieces * kDigestStateWords})
+                             .options(at::TensorOptions().dtype(at::kLong).device(device))
+                             .target_device(device)
+                             .make_tensor();
   const at::Tensor values = contiguous.is_complex() ? at::view_as_real(contiguous) : contiguous;
   const at::Tensor bytes = values.view({-1}).view(at::kByte).view({pieces, size});
   for (int64_t piece = 0; piece < pieces; ++piece) {

@@ -11,7 +11,10 @@
 
 namespace faultline::numeric::portable {
 
-// Whether calls on this device are served here: it is neither a CPU nor CUDA, or the environment asks for it.
+// Whether the library has kernels for it: a CPU, and NVIDIA's GPUs; a ROCm build of torch calls AMD's by the same name.
+bool has_own_kernels(const at::Device& device);
+
+// Whether calls on this device are served here: it has no kernels of ours, or the environment asks for it.
 bool serves(const at::Device& device);
 
 // Like apply_on_cpu. Throws UsageError where the device is neither a CPU nor CUDA and has not proven the rule's kind.

@@ -292,7 +292,7 @@ const std::string& remembered(const at::Device& device, const std::string& name)
 }
 
 void require(const at::Device& device, const std::string& name) {
-  if (device.is_cpu() || device.is_cuda()) return;
+  if (has_own_kernels(device)) return;
   const std::string sentence = refusal(device, name);
   if (!sentence.empty()) throw UsageError(sentence);
 }
