@@ -32,6 +32,14 @@ target_precompile_headers(faultline_testing REUSE_FROM faultline_lib)
 target_compile_options(faultline_testing PRIVATE ${torch_options})
 target_link_libraries(faultline_testing PRIVATE faultline_lib torch)
 
+# A backend of torch for tests. It knows nothing of the lab (tests/toy_device.py).
+file(GLOB backend_sources CONFIGURE_DEPENDS tests/backend/*.cpp)
+add_library(faultline_toy SHARED ${backend_sources})
+set_target_properties(faultline_toy PROPERTIES BUILD_RPATH "${TORCH_ROOT}/lib")
+target_precompile_headers(faultline_toy REUSE_FROM faultline_lib)
+target_compile_options(faultline_toy PRIVATE ${torch_options})
+target_link_libraries(faultline_toy PRIVATE torch)
+
 # All fuzz targets in one program, fed with their corpora (base/fuzz_target.h).
 file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS src/*_fuzz.cpp)
 add_executable(replay_test tests/replay_test.cpp ${fuzz_sources})

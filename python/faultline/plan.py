@@ -22,7 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import faultline._library  # noqa: F401  loads the operators
-from faultline import armed, compiled, graphs
+from faultline import armed, ascend, compiled, graphs
 from faultline.attach import Attachment
 from faultline.complaints import EvidenceError, check_on_missing, complaint, sentences
 from faultline.launches import proof_window
@@ -72,7 +72,9 @@ class Plan:
         attachment = Attachment(self._model) if self._model is not None else None
         try:
             _OPS.plan_load(self._recipe, self._overrides, self._total_steps, attachment.layer_count if attachment else 0)
+            recipe = json.loads(_OPS.plan_recipe())
             if attachment:
+                ascend.refuse_packed_weights(self._model, recipe)
                 attachment.add_boundaries()
             _OPS.plan_arm()
         except BaseException:
@@ -80,7 +82,7 @@ class Plan:
                 attachment.detach()
             raise
         self._is_armed, self._process = True, os.getpid()
-        self.recipe = json.loads(_OPS.plan_recipe())
+        self.recipe = recipe
         compiled.keep_products()
         proof_window.reset()
         graphs.reset()

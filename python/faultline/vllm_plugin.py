@@ -12,12 +12,13 @@ import os
 
 import torch
 
-from faultline import armed, environment, phases, vllm_coverage, vllm_residuals, vllm_serving, vllm_updates
+from faultline import armed, ascend, environment, phases, vllm_coverage, vllm_residuals, vllm_serving, vllm_updates
 from faultline.after_import import after_import
 from faultline.attach import _named_modules
 from faultline.vllm_norms import NormNoise
 
 _OPS = torch.ops.faultline
+_ASCEND_WORKERS = ("vllm_ascend.worker.worker", "vllm_ascend.worker.worker_v1")  # the latter until 0.11
 
 
 def register() -> None:
@@ -34,6 +35,8 @@ def register() -> None:
     _OPS.plan_arm()
     after_import("vllm.config.vllm", lambda module: _keep_compiled_code_apart(module.VllmConfig, own))
     after_import("vllm.v1.worker.gpu_worker", lambda module: _wrap_worker(module.Worker, own))
+    for name in _ASCEND_WORKERS:
+        after_import(name, lambda module: _wrap_ascend_worker(module.NPUWorker, own))
 
 
 def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:
@@ -67,6 +70,26 @@ def _wrap_worker(worker_class, own: environment.Armed) -> None:
         noise = _know(model, own, is_eager=self.model_config.enforce_eager)
         vllm_updates.watch(self, own, noise, functools.partial(_register_weights, model))
         vllm_serving.follow_worker(self, own)
+        return result
+
+    worker_class.load_model = load_model
+
+
+def _wrap_ascend_worker(worker_class, own: environment.Armed) -> None:
+    """vLLM-Ascend's worker is beside vLLM's, not derived from it, and registers operators of its own when it is made: after the plan
+    was armed, which is therefore armed once more before the model is loaded."""
+    if hasattr(worker_class, "faultline_evidence"):  # two modules may show one class
+        return
+    _wrap_worker(worker_class, own)
+    load = worker_class.load_model
+
+    @functools.wraps(load)
+    def load_model(self, *arguments, **keywords):
+        ascend.check_engine(own.plan.recipe)
+        _OPS.plan_disarm()
+        _OPS.plan_arm()
+        result = load(self, *arguments, **keywords)
+        ascend.refuse_packed_weights(self.model_runner.get_model(), own.plan.recipe)
         return result
 
     worker_class.load_model = load_model
