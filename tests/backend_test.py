@@ -12,6 +12,8 @@ import torch
 
 import faultline
 import toy_device
+from faultline.environment import Armed
+from faultline.vllm_norms import NormNoise
 from program import ROOT
 from tap_models import calls_by_layer, llama, logits, qwen2, qwen3_moe, recipe, refused, rows, rule, same_bits, tokens, training_step
 
@@ -76,9 +78,14 @@ def step(model, device):
     return training_step(model.train(), tokens().to(device))
 
 
+def python(code, **environment):
+    path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "tests")])
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment})
+
+
 # --- the whole path ---------------------------------------------------------------------------------------------------
 def test_the_device_computes_what_the_cpu_computes_and_faults_are_gone_after_the_plan():
-    model = llama(2).to(TOY)
+    model = placed(llama(2))
     clean = forward(model, TOY)
     assert clean.device.type == TOY and same_bits(clean.cpu(), logits(llama(2), tokens()))
     with faultline.plan(recipe(), model=model):
@@ -140,7 +147,7 @@ def test_generation_tells_prefill_from_decoding_and_its_counts_are_predicted():
         return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
 
     same_on_both(lambda: llama(2), recipe(rule(what={"kind": "gain", "strength": 0.2})), run)
-    model = llama(2).to(TOY)
+    model = placed(llama(2))
     with faultline.plan(recipe(), model=model) as plan:
         prediction = plan.dry_run(lambda: run(model, TOY))
         run(model, TOY)
@@ -160,13 +167,13 @@ def test_a_schedule_moves_with_the_steps_and_a_canary_shows():
     expected, _ = on("cpu", lambda: llama(1), recipe(moving), run, total_steps=10)
     got, _ = on(TOY, lambda: llama(1), recipe(moving), run, total_steps=10)
     assert equal(got, expected) and not same_bits(got[0], got[1])
-    model = llama(1).to(TOY)
+    model = placed(llama(1))
     with faultline.plan(recipe(), model=model) as plan:
         plan.verify(lambda: forward(model, TOY))
 
 
 def test_a_weight_that_changes_behind_the_plan_is_found():
-    model = llama(2).to(TOY)
+    model = placed(llama(2))
     weight = model.model.layers[1].mlp.up_proj.weight
     w4 = rule("w4", where={"operator": "matmul", "surface": "weight"}, what=MXFP4)
     with refused("weight_changed", rule="", place="model.layers.1.mlp.up_proj"), faultline.plan(recipe(w4), model=model):
@@ -188,7 +195,7 @@ def test_an_optimizer_learns_through_faulted_weights_as_on_the_cpu():
 
 def test_a_diagnosis_names_what_is_planted_and_accuses_no_healthy_model():
     def verdict_of(device, *rules):
-        model = llama(2).to(torch.bfloat16).to(device)
+        model = placed(llama(2).to(torch.bfloat16), device)
         if not rules:
             return faultline.diagnose(model, prompt=tokens(1, 16))
         with faultline.plan(recipe(*rules, phases={"diagnose": True}), model=model, on_missing="warn"):
@@ -200,9 +207,20 @@ def test_a_diagnosis_names_what_is_planted_and_accuses_no_healthy_model():
     assert [(one["place"], one["kind"]) for one in found] == [(one["place"], one["kind"]) for one in wanted] == [("model.layers.1", "gain")]
 
 
-def test_noise_on_norm_outputs_is_aqns_on_any_device():
-    aqn = rule("aqn", where={"module": "rmsnorm", "surface": "output"}, what={"kind": "relative_gaussian", "strength": 0.01})
-    same_on_both(lambda: llama(2), recipe(aqn), forward)
+def test_aqns_noise_on_norm_weights_is_the_cpus():
+    clean, noisy = logits(llama(2), tokens()), {}
+    for device in ("cpu", TOY):
+        own = Armed(json.dumps({"seed": 7, "aqn": {"schedule": "constant", "sigma_start": 0.05}}))
+        try:
+            model = placed(llama(2), device)
+            NormNoise(model, own._recipe, own)
+            noisy[device] = [forward(model, device).cpu(), *(parameter.detach().cpu() for name, parameter in model.named_parameters() if "norm" in name)]
+            own.note_work("rollout")
+            assert own.snapshot()["notes"]["aqn"]["norms"] == 5
+        finally:
+            own._optimizer_steps.remove()
+            own.plan.disarm()
+    assert equal(noisy["cpu"], noisy[TOY]) and not same_bits(noisy[TOY][0], clean)
 
 
 # --- operators of the backend's own ------------------------------------------------------------------------------------
@@ -228,14 +246,14 @@ def test_a_file_holds_the_table_for_several_recipes(tmp_path):
 
 
 def test_an_operator_of_no_family_is_named_by_census_coverage_and_log():
-    model = fused().to(TOY)
-    census = faultline.census(lambda: forward(model, TOY), model=model)
-    assert {entry["operator"] for entry in census if entry["family"] == "unknown"} == {f"{TOY}::fused_rms_norm"}
+    model = placed(fused())
     with faultline.plan(recipe(), model=model) as plan:
         plan.dry_run(lambda: forward(model, TOY))
         forward(model, TOY)
     assert plan.report["coverage"]["rollout"]["unknown"] == {f"{TOY}::fused_rms_norm": 5}
     assert any(f"{TOY}::fused_rms_norm ran 5 times and is of no family" in line for line in plan.report["log"])
+    census = faultline.census(lambda: forward(model, TOY), model=model)  # by the last plan's table
+    assert {entry["operator"] for entry in census if entry["family"] == "unknown"} == {f"{TOY}::fused_rms_norm"}
 
 
 def test_a_later_plans_table_is_its_own():
@@ -253,11 +271,22 @@ def test_mistakes_in_the_table_are_sentences(section, says):
         pass
 
 
+LONELY = """
+import torch, faultline
+from tap_models import recipe, rule
+library = torch.library.Library("lonely", "DEF")
+library.define("norm(Tensor x) -> Tensor")
+library.impl("norm", torch.clone, "XPU")
+faultline.plan(recipe(rule(where={"operator": "lonely::norm"}))).arm()
+"""
+
+
 def test_refusals_name_the_keys():
-    with pytest.raises(ValueError, match=rf"has no kernel for the backends of this process \(CPU, .*{KEY[:11]} \({TOY}\)\)"), faultline.plan(recipe(rule(where={"operator": "profiler::_record_function_exit"}))):
-        pass
-    with faultline.plan(recipe(), model=llama(1).to(TOY), on_missing="warn"):
-        assert KEY in {each["key"] for each in json.loads(torch.ops.faultline.wrapped_operators())}
+    done = python(LONELY)
+    assert "ValueError: operator 'lonely::norm' has no kernel for the backends of this process (CPU" in done.stderr and "import its backend before the plan is armed" in done.stderr, done.stderr
+    with faultline.plan(recipe(), model=placed(llama(1)), on_missing="warn"):
+        wrapped = {each["key"] for each in json.loads(torch.ops.faultline.wrapped_operators())}
+    assert KEY in wrapped and not wrapped & {"XPU", "HPU", "PrivateUse2", "Meta"}
 
 
 # --- devices that cannot be trusted ------------------------------------------------------------------------------------
@@ -269,11 +298,6 @@ with toy_device.defect("{defect}"):
     with faultline.plan(recipe(), model=model, on_missing="warn"):
         logits(model, tokens().to("toy"))
 """
-
-
-def python(code, **environment):
-    path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "tests")])
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **environment})
 
 
 @pytest.mark.parametrize("defect, says", [("no_shifts", "torch says: aten::bitwise_right_shift has no kernel on toy"), ("flushed", "fp32 numbers below 1.2e-38 are flushed to zero"),
@@ -308,7 +332,7 @@ def test_a_backend_that_is_imported_after_arming_is_said():
 
 
 def test_two_kinds_of_device_in_one_run_are_said_and_counted_apart():
-    first, second = llama(1), llama(1).to(TOY)
+    first, second = llama(1), placed(llama(1))
     with faultline.plan(recipe()) as plan:
         forward(first, "cpu")
         forward(second, TOY)
