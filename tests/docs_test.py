@@ -55,6 +55,7 @@ NOT_REPLAYED = {
     r"--device cuda|--b cuda": "needs a GPU",
     r"^torchrun |^srun |SBATCH|MASTER_ADDR": "a program of the reader's on several processes or machines; clients_distributed_test and race_collectives_test run such programs",
     r"--device npu": "needs a backend of torch; portable_test asks the CPU the same",
+    r"faultline\.race --backend mine": "a backend of the reader's; race_torch_test registers one",
     r"faultline\.collectives --compare": "compares what the line before it left on a cluster; race_collectives_test",
     r"--executor ray": "ray_test runs each kind of trial on a cluster of two nodes",
     r"one\.safetensors": "files of two machines of the reader's; diagnose_test compares such traces",

@@ -92,7 +92,7 @@ def test_the_selftest_prints_its_matrix():
         (["dtype=fp8"], "dtype"),
         (["--ranks", "0"], "--ranks"),
         (["--ranks", "257"], "--ranks"),
-        (["--transport", "mpi"], "wanted threads, gloo or nccl"),
+        (["--transport", "mpi"], "wanted threads, gloo, nccl or torch"),
         (["--transport", "nccl"], "nccl carries GPU tensors; use --device cuda"),
         (["--measure-overhead", "verify_iterations=7"], "at least 8 verified iterations"),
         (["inject={kind: bitflip, rank: 4}"], "numbered from 0"),

@@ -111,7 +111,7 @@ def test_a_race_recipe_of_that_form_is_taken_as_it_is(tmp_path):
     text = dry(tmp_path, RACE)
     for line in ("2 cells, 4 trials", "baseline 'baseline-plain'", "  MY_DEBUG_FLAG=1", "  NCCL_PROTO=Simple", "  GPU_MAX_HW_QUEUES=4", "  GPU_MAX_HW_QUEUES=2",
                  "  optimizer_lr: 0.0001", "  same_stream_mode: true", "note: gpu_max_hw_queues is the variable GPU_MAX_HW_QUEUES of the trial",
-                 "note: NCCL_* and RCCL_* are read over transport nccl alone"):  # fmt: skip
+                 "note: NCCL_* and RCCL_* are read over transports nccl and torch alone"):  # fmt: skip
         assert line in text, line
     cells = result_of(tmp_path, RACE)
     assert all(cell["passed"] == 2 for cell in cells.values())

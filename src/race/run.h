@@ -12,12 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "cluster/membership.h"
 #include "race/launch.h"
 #include "race/rank_loop.h"
-
-namespace faultline::cluster {
-struct Membership;
-}
 
 namespace faultline::race {
 
