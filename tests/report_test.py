@@ -19,7 +19,7 @@ needs_browser = pytest.mark.skipif(browser.PROGRAM is None, reason="no Chromium:
 def record(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     text = tmp_path_factory.mktemp("text") / "text.txt"
-    text.write_text("The sun rises in the east and sets in the west. " * 20)
+    text.write_text("The sun rises in the east and sets in the west. " * 12)
     ok("eval", "--task", "arithmetic", "--text", text, "--window", 64, "--limit", 4, "--max-new-tokens", 8, "--slots", 4, "--fault", FAULT, "--strengths", "0.05,1", "--out", out)
     return next(out.iterdir())
 

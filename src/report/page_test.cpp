@@ -208,7 +208,7 @@ TEST_F(Page, SaysWhatIsMissing) {
   std::filesystem::remove(path / "events.jsonl");
   EXPECT_TRUE(has(page_of(path), "There is no events.jsonl"));
   std::ofstream(path / "manifest.json") << "{}";
-  EXPECT_TRUE(has(page_of(path), "manifest.json"));
+  EXPECT_THROW(page_of(path), UsageError);  // nothing of it is left
 }
 
 TEST_F(Page, AnEditedSummaryIsRefusedAndSaid) {
