@@ -1,5 +1,5 @@
 """verl on a CPU: it ships platforms for accelerators only and takes others from external modules, as this one is
-(VERL_USE_EXTERNAL_MODULES=verl_on_cpu,faultline_verl VERL_PLATFORM=cpu). Run as a script it trains with verl's own SFT
+(VERL_USE_EXTERNAL_MODULES=verl_on_cpu,faultline_verl VERL_PLATFORM=cpu), for main_ppo too. Run as a script it trains with verl's own SFT
 trainer, engine and optimizer; arguments are hydra's. (Not `-m verl.trainer.sft_trainer`: that one asks for two backends, one
 of them for "cpu", and torch refuses the same device twice.)"""
 
