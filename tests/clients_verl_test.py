@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 
+import clients_vllm_test
 import pytest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is tested in an environment of its own: ./dev test-clients")
@@ -97,6 +98,7 @@ def ppo_files(files):
         (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (place / "entry_points.txt").write_text(entry_points)
     (files / "reward.py").write_text(REWARD)
+    clients_vllm_test.make_model(files / "ppo-tiny")
     for split, count in {"train": PROMPTS * PPO_STEPS, "test": 2}.items():
         rows = [{"data_source": "arithmetic", "prompt": [{"role": "user", "content": f"{i}+1="}], "ability": "math", "reward_model": {"style": "rule", "ground_truth": str(i + 1)}, "extra_info": {"index": i, "split": split}} for i in range(count)]
         pandas.DataFrame(rows).to_parquet(files / f"ppo-{split}.parquet")
@@ -113,7 +115,7 @@ def train(files, place, recipe=None, **environment):
         variables |= {"FAULTLINE_RECIPE": str(place / "recipe.json"), "FAULTLINE_EVIDENCE": str(place / "evidence")}
     actor, rollout, ref = ("actor_rollout_ref." + name for name in ("actor", "rollout", "ref"))
     settings = ["algorithm.adv_estimator=grpo", f"data.train_files={files / 'ppo-train.parquet'}", f"data.val_files={files / 'ppo-test.parquet'}", f"data.train_batch_size={PROMPTS}", "data.max_prompt_length=48", "data.max_response_length=8", "data.dataloader_num_workers=0",
-                "data.filter_overlong_prompts=False", f"actor_rollout_ref.model.path={files / 'tiny'}", "actor_rollout_ref.model.use_remove_padding=False", "actor_rollout_ref.model.enable_gradient_checkpointing=False", "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+                "data.filter_overlong_prompts=False", f"actor_rollout_ref.model.path={files / 'ppo-tiny'}", "actor_rollout_ref.model.use_remove_padding=False", "actor_rollout_ref.model.enable_gradient_checkpointing=False", "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
                 f"{actor}.strategy=fsdp2", f"{actor}.ppo_mini_batch_size={PROMPTS}", f"{actor}.ppo_micro_batch_size_per_gpu={MICRO}", f"{actor}.use_dynamic_bsz=False", f"{actor}.optim.lr=1e-2", f"{actor}.fsdp_config.use_torch_compile=False", f"{actor}.fsdp_config.dtype=float32", f"{actor}.use_kl_loss=True",
                 f"{ref}.strategy=fsdp2", f"{ref}.log_prob_micro_batch_size_per_gpu={MICRO}", f"{ref}.fsdp_config.use_torch_compile=False", f"{rollout}.name=vllm", f"{rollout}.n={SAMPLES}", f"{rollout}.dtype=float32", f"{rollout}.tensor_model_parallel_size=1",
                 f"{rollout}.log_prob_micro_batch_size_per_gpu={MICRO}", f"{rollout}.enforce_eager=True", f"{rollout}.free_cache_engine=False", f"+{rollout}.enable_sleep_mode=False", f"{rollout}.max_model_len=128", f"{rollout}.max_num_seqs=4", f"{rollout}.enable_prefix_caching=False",

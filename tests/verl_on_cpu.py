@@ -66,6 +66,20 @@ def _one_backend(original):
 torch.Tensor.pin_memory = lambda self, *_: self  # of a reference that FSDP2 keeps off the device: only drivers pin
 torch.distributed.init_process_group = _one_backend(torch.distributed.init_process_group)
 
+def _keep_weights(original):
+    """vLLM packs a linear's weight and throws it away; a trainer's next one would have nowhere to go."""
+
+    def dispatch(layer, remove_weight):
+        return original(layer, remove_weight=False)
+
+    return dispatch
+
+
+if "vllm" in sys.modules:  # in its worker, which takes verl in before it loads a model
+    import vllm.model_executor.layers.utils as layers
+
+    layers.dispatch_cpu_unquantized_gemm = _keep_weights(layers.dispatch_cpu_unquantized_gemm)
+
 if PlatformRegistry.get("cpu") is None:  # as a script this file is imported twice
     PlatformRegistry.register(platform="cpu")(Cpu)
 
