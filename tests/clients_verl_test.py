@@ -1,6 +1,6 @@
-"""A step of verl's own trainer on a CPU, in an environment of its own (`./dev test-clients`; skipped elsewhere): verl imports
-faultline_verl, whose plan acts in its FSDP2 engine. The loss is another with the plan and the same without it, and every
-linear is found in forward and backward."""
+"""verl on a CPU, in an environment of its own (`./dev test-clients`; skipped elsewhere): a step of its SFT trainer, and three steps of
+main_ppo with vLLM's server, an FSDP2 actor and a reference, each in its processes. verl imports faultline_verl, whose plan acts in
+them. Results are others with the plan and the same without it, and every linear is found in every phase of every process."""
 
 import importlib.util
 import json
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 
+import clients_vllm_test
 import pytest
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is tested in an environment of its own: ./dev test-clients")
@@ -75,3 +76,84 @@ def test_a_plan_that_meets_nothing_or_cannot_be_armed_ends_verl(files, tmp_path)
     assert silent.returncode != 0 and "none of the plan's rules ('noise') met a single call" in silent.stderr
     wrong = step(files, tmp_path / "wrong", recipe={**NOISE, "sed": 1})
     assert wrong.returncode == 64 and "verl would have gone on without it" in wrong.stderr
+
+
+# --- main_ppo -------------------------------------------------------------------------------------------------------------
+PPO_STEPS, PROMPTS, SAMPLES, MICRO = 3, 2, 2, 2
+PPO = {"seed": 7, "phases": {"rollout": True, "actor_forward": True, "actor_backward": True, "ref": False, "eval": "clean"}, "faults": NOISE["faults"],
+       "aqn": {"schedule": "linear", "sigma_start": 0.05, "sigma_end": 0.01, "sigma_scale": "relative"}}
+REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n    return float(len(set(solution_str)) % 3)\n"
+NORMS = 2 * LAYERS + 1
+VLLM_LINEARS = 4 * LAYERS + 1  # vLLM fuses q, k, v and gate, up
+
+
+@pytest.fixture(scope="module")
+def ppo_files(files):
+    import pandas
+
+    metadata = {"faultline_lab-0.1.0": ("faultline-lab", "0.1.0", "[vllm.general_plugins]\nfaultline = faultline_vllm:register\n"), "vllm-0.22.1": ("vllm", "0.22.1+cpu", "")}  # verl asks for vllm by that name
+    for folder, (name, version, entry_points) in metadata.items():
+        place = files / "installed" / f"{folder}.dist-info"
+        place.mkdir(parents=True)
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (place / "entry_points.txt").write_text(entry_points)
+    (files / "reward.py").write_text(REWARD)
+    clients_vllm_test.make_model(files / "ppo-tiny")
+    for split, count in {"train": PROMPTS * PPO_STEPS, "test": 2}.items():
+        rows = [{"data_source": "arithmetic", "prompt": [{"role": "user", "content": f"{i}+1="}], "ability": "math", "reward_model": {"style": "rule", "ground_truth": str(i + 1)}, "extra_info": {"index": i, "split": split}} for i in range(count)]
+        pandas.DataFrame(rows).to_parquet(files / f"ppo-{split}.parquet")
+    return files
+
+
+def train(files, place, recipe=None, **environment):
+    place.mkdir()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("FAULTLINE_", "RAY_"))}
+    variables |= {"VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,faultline_verl", "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "FAULTLINE_LIBRARY": str(LIBRARY), "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+                  "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", ROOT / "tests", files / "installed"))), **environment}
+    if recipe is not None:
+        (place / "recipe.json").write_text(json.dumps(recipe))
+        variables |= {"FAULTLINE_RECIPE": str(place / "recipe.json"), "FAULTLINE_EVIDENCE": str(place / "evidence")}
+    actor, rollout, ref = ("actor_rollout_ref." + name for name in ("actor", "rollout", "ref"))
+    settings = ["algorithm.adv_estimator=grpo", f"data.train_files={files / 'ppo-train.parquet'}", f"data.val_files={files / 'ppo-test.parquet'}", f"data.train_batch_size={PROMPTS}", "data.max_prompt_length=48", "data.max_response_length=8", "data.dataloader_num_workers=0",
+                "data.filter_overlong_prompts=False", f"actor_rollout_ref.model.path={files / 'ppo-tiny'}", "actor_rollout_ref.model.use_remove_padding=False", "actor_rollout_ref.model.enable_gradient_checkpointing=False", "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+                f"{actor}.strategy=fsdp2", f"{actor}.ppo_mini_batch_size={PROMPTS}", f"{actor}.ppo_micro_batch_size_per_gpu={MICRO}", f"{actor}.use_dynamic_bsz=False", f"{actor}.optim.lr=1e-2", f"{actor}.fsdp_config.use_torch_compile=False", f"{actor}.fsdp_config.dtype=float32", f"{actor}.use_kl_loss=True",
+                f"{ref}.strategy=fsdp2", f"{ref}.log_prob_micro_batch_size_per_gpu={MICRO}", f"{ref}.fsdp_config.use_torch_compile=False", f"{rollout}.name=vllm", f"{rollout}.n={SAMPLES}", f"{rollout}.dtype=float32", f"{rollout}.tensor_model_parallel_size=1",
+                f"{rollout}.log_prob_micro_batch_size_per_gpu={MICRO}", f"{rollout}.enforce_eager=True", f"{rollout}.free_cache_engine=False", f"+{rollout}.enable_sleep_mode=False", f"{rollout}.max_model_len=128", f"{rollout}.max_num_seqs=4", f"{rollout}.enable_prefix_caching=False",
+                f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16", f"{rollout}.agent.num_workers=1", f"{rollout}.ignore_eos=True", "reward.num_workers=1", f"reward.custom_reward_function.path={files / 'reward.py'}", "trainer.device=cpu", "trainer.n_gpus_per_node=1", "trainer.nnodes=1",
+                "trainer.logger=[console]", f"trainer.total_training_steps={PPO_STEPS}", "trainer.total_epochs=1", "trainer.val_before_train=False", f"trainer.test_freq={PPO_STEPS}", "trainer.save_freq=-1", "trainer.resume_mode=disable", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+                "+ray_kwargs.ray_init.num_gpus=1", "ray_kwargs.ray_init.num_cpus=16", "+ray_kwargs.ray_init.include_dashboard=False"]
+    return subprocess.run([sys.executable, "-m", "verl.trainer.main_ppo", *settings], cwd=place, env=variables, capture_output=True, text=True)
+
+
+def logged(done, name):
+    return [float(value) for value in re.findall(rf"{re.escape(name)}:(?:np\.float64\()?([-+\d.e]+)", done.stdout)]
+
+
+def test_main_ppo_is_faulted_and_proven_from_rollout_to_optimizer(ppo_files, tmp_path):
+    done = train(ppo_files, tmp_path / "run", PPO)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    found = {}
+    for file in (tmp_path / "run/evidence").glob("process-*.json"):
+        entry = json.loads(file.read_text())
+        rows = [row for row in entry["report"]["rows"] if row["place"] != "model.rotary_emb"]
+        if entry["work"]:
+            found[entry["role"]] = entry
+            entry["calls"] = {phase: sum(row["ledger"]["calls"] for row in rows if row["phase"] == phase) for phase in {row["phase"] for row in rows}}
+    trained, served = found["worker"], found["vllm"]
+    batches = PROMPTS * SAMPLES // MICRO * PPO_STEPS
+    assert trained["calls"] == {"actor_forward": 2 * batches * LINEARS, "actor_backward": 2 * batches * LINEARS}
+    assert [trained["work"][name] for name in ("old_log_prob", "ref", "update_actor")] == [PPO_STEPS] * 3
+    forwards = served["report"]["forwards_by_kind"]["rollout"]
+    assert served["calls"] == {"rollout": forwards["body"] * (VLLM_LINEARS - 1) + forwards["head"]} and served["notes"]["eval"] == {"clean": 1, "faulty": 0}
+    aqn = served["notes"]["aqn"]
+    assert aqn["norms"] == aqn["asked"] == NORMS and aqn["step_from"] == "trainer" and aqn["sigmas"]["first"] == pytest.approx(0.05) and aqn["sigmas"]["last"] == pytest.approx(0.01)
+    for entry in (trained, served):
+        assert entry["ended"] and entry["report"]["complaints"] == [] and entry["report"]["steps"] == {"from": "trainer", "now": PPO_STEPS - 1, "seen": PPO_STEPS, "total": PPO_STEPS}
+    calls = logged(done, "faultline/noise/calls")
+    assert len(calls) == PPO_STEPS and calls == sorted(calls) and len(logged(done, "faultline/mismatch/kl_k3")) == len(logged(done, "critic/score/mean")) == PPO_STEPS
+    assert f"[AQN] Applied noise to {NORMS} RMSNorm layers" in done.stdout + done.stderr and "[HW Error] Registered" in done.stdout + done.stderr
+
+
+def test_main_ppo_is_refused_before_the_first_step(ppo_files, tmp_path):
+    done = train(ppo_files, tmp_path / "run", PPO, FAULTLINE_TOTAL_STEPS=str(PPO_STEPS + 1))
+    assert done.returncode == 64 and f"verl's trainer has {PPO_STEPS} steps" in done.stdout + done.stderr and "critic/score/mean" not in done.stdout

@@ -1,5 +1,5 @@
 """verl on a CPU: it ships platforms for accelerators only and takes others from external modules, as this one is
-(VERL_USE_EXTERNAL_MODULES=verl_on_cpu,faultline_verl VERL_PLATFORM=cpu). Run as a script it trains with verl's own SFT
+(VERL_USE_EXTERNAL_MODULES=verl_on_cpu,faultline_verl VERL_PLATFORM=cpu), for main_ppo too. Run as a script it trains with verl's own SFT
 trainer, engine and optimizer; arguments are hydra's. (Not `-m verl.trainer.sft_trainer`: that one asks for two backends, one
 of them for "cpu", and torch refuses the same device twice.)"""
 
@@ -65,6 +65,20 @@ def _one_backend(original):
 
 torch.Tensor.pin_memory = lambda self, *_: self  # of a reference that FSDP2 keeps off the device: only drivers pin
 torch.distributed.init_process_group = _one_backend(torch.distributed.init_process_group)
+
+def _keep_weights(original):
+    """vLLM packs a linear's weight and throws it away; a trainer's next one would have nowhere to go."""
+
+    def dispatch(layer, remove_weight):
+        return original(layer, remove_weight=False)
+
+    return dispatch
+
+
+if "vllm" in sys.modules:  # in its worker, which takes verl in before it loads a model
+    import vllm.model_executor.layers.utils as layers
+
+    layers.dispatch_cpu_unquantized_gemm = _keep_weights(layers.dispatch_cpu_unquantized_gemm)
 
 if PlatformRegistry.get("cpu") is None:  # as a script this file is imported twice
     PlatformRegistry.register(platform="cpu")(Cpu)

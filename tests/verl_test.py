@@ -83,7 +83,8 @@ def test_every_process_is_told_the_number_of_steps_and_a_resumed_run_goes_on(tmp
     result = result_of(run(tmp_path, {"seed": 7, "phases": E5, "faults": [falling]}, total=4, resumed=2))
     for _, _, entry in counts(tmp_path).values():
         assert entry["report"]["steps"] == {"from": "trainer", "now": 3, "seen": 2, "total": 4}
-        assert {row["strength"] for row in entry["report"]["rows"]} == {pytest.approx(0.02)}
+        [strength] = {row["strength"] for row in entry["report"]["rows"]}
+        assert strength == pytest.approx(0.02)
     assert result["environment"]["OF_VERL"] == "1" and result["environment"]["FAULTLINE_RECIPE"] == str(tmp_path / "recipe.json")
     for told in (result["server"], result["worker"]["runtime_env"]["env_vars"]):
         assert told["FAULTLINE_TOTAL_STEPS"] == "4" and told["FAULTLINE_EVIDENCE"] == str(tmp_path / "evidence")

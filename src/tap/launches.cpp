@@ -156,7 +156,7 @@ void watch_calls(const Window& the_window, bool on) {
   const auto watch = [&](CuptiDomain domain, std::span<const uint32_t> calls) {
     for (const uint32_t call : calls) the_window.cupti->EnableCallback(on ? 1 : 0, the_window.subscriber, domain, call);
   };
-  if (std::getenv("FL_DRIVER_ONLY") == nullptr) watch(CuptiDomain::kRuntime, kRuntimeLaunches);
+  watch(CuptiDomain::kRuntime, kRuntimeLaunches);
   watch(CuptiDomain::kDriver, kDriverLaunches);
 }
 
