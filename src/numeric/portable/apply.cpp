@@ -194,9 +194,7 @@ Gate gate_of(const LifetimeArguments& lifetime, uint64_t noise_key, const Device
 
 }  // namespace
 
-bool has_own_kernels(const at::Device& device) {
-  return device.is_cpu() || (device.is_cuda() && has_cuda_kernels());
-}
+bool has_own_kernels(const at::Device& device) { return device.is_cpu() || (device.is_cuda() && has_cuda_kernels()); }
 
 bool serves(const at::Device& device) {
   static const bool forced = [] {
