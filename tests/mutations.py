@@ -103,7 +103,7 @@ MUTATIONS = [
     Mutation("patterns: the iteration plays no part", "src/race/patterns.cpp", "word = mix64(word, static_cast<uint64_t>(place.iteration));", "", "race_test", "Patterns*:Diagnosis*"),
     Mutation("patterns: sums are not exact", "src/race/patterns.cpp", "exact_bits(type) + 1 - ceil_log2(ranks));", "exact_bits(type) + 3 - ceil_log2(ranks));", "race_test", "Patterns*"),
     Mutation("blame: who left out a collective is as good as the others", "src/race/standing.cpp", "return standing.left_out() > least;", "return standing.left_out() > ~least;", "race_test", "Blame*"),
-    Mutation("blame: who waits is late", "src/race/standing.cpp", "return standing.state == State::kWorking;", "return standing.state == State::kWaiting;", "race_test", "Blame*"),
+    Mutation("blame: who waits is late", "src/race/standing.cpp", "least_far(standings, State::kWorking)", "least_far(standings, State::kWaiting)", "race_test", "Blame*"),
     Mutation("poison may be zero", "src/race/patterns.cpp", "static_cast<uint32_t>(word & 0xFFFFu) | 1u;", "static_cast<uint32_t>(word & 0u);", "race_test", "Patterns*:Diagnosis*:Run*:Selftest*"),
     Mutation("triage: errors stay in the denominator", "src/triage/statistics.cpp", "default: ++cell.errors;", "default: ++cell.passed; ++cell.errors;", "triage_test", "Statistics*"),
     Mutation("triage: a baseline that did not run is fine", "src/triage/statistics.cpp", "matrix.disqualified = baseline.valid() == 0;", "matrix.disqualified = false;", "triage_test", "Statistics*"),

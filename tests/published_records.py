@@ -24,9 +24,9 @@ def record(name):
 
 
 @functools.cache
-def diagnoses():
-    """The trials of the campaign of diagnoses."""
-    with gzip.open(RESULTS / "diagnosis.jsonl.gz", "rt") as lines:
+def diagnoses(name="diagnosis.jsonl.gz"):
+    """The trials of a campaign of diagnoses."""
+    with gzip.open(RESULTS / name, "rt") as lines:
         return [json.loads(line) for line in lines]
 
 

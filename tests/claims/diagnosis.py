@@ -58,8 +58,29 @@ def campaign_claims():
     ]  # fmt: skip
 
 
-CLAIMS = [*pool_claims(), *campaign_claims()]
+def edges_claims():
+    trials = [one["outcome"] for one in diagnoses("diagnosis-edges.jsonl.gz")]
+    healthy = [one for one in trials if one.get("planted_kind", "none") == "none"]
+    planted = [one for one in trials if one not in healthy]
+    looked = {method: acted(method, [one for one in planted if method in one]) for method in ("self", "shadow")}
+    exponents = {method: [one for one in found if one["planted_kind"] == "exponent"] for method, found in looked.items()}
+    assert all(one[method]["layer_right"] and one[method]["other_layers"] == 0 for method, found in looked.items() for one in found)
+    assert not any(one[method]["found"] for one in healthy for method in looked)
+    rows = [say("| {method} | guilty layer first, exponent flips | 0.99 | 1 | exponent | {trials} | yes |", method=method, trials=len(exponents[method])) for method in looked]
+    return [
+        *rows,
+        *[say("| {method} | guilty layer first, all | 0.99 | 1 | all | {trials} | yes |", method=method, trials=len(found)) for method, found in looked.items()],
+        *[say("| {method} | diagnoses that accuse healthy layers | 0 | 0 | all | {trials} | yes |", method=method, trials=len(found)) for method, found in looked.items()],
+        say("{planted} planted faults, {diagnoses} diagnoses; {idle} trials left out because their fault changed nothing", planted=len(looked["self"]), diagnoses=sum(map(len, looked.values())) + 2 * len(healthy), idle=len(planted) - len(looked["self"])),
+        say("None of the {healthy} healthy machines was accused (upper 95 % limit {limit:.1f} %)", healthy=len(healthy), limit=100 * (1 - 0.05 ** (1 / len(healthy)))),
+    ]  # fmt: skip
+
+
+CLAIMS = [*pool_claims(), *campaign_claims(), *edges_claims()]
 REASONS = [
+    (r"random Llama of 4 layers \(hidden size 32|AVX-512|frozen in commit \d+|hexadecimal digits, \d+|flip of bit 14 in a bf16", "setting"),
+    (r"first, (exponent flips|all) \| 0\.99 \| 1 \||healthy layers \| 0 \| 0 \|", "the bar, and what edges_claims asserts of every trial"),
+    (r"stopped after 6 minutes\) got through 7 exponent flips and a healthy machine: 7 right", "seen by hand; its records were not kept"),
     (r"all 30 layers", "the model's shape"),
     (r"fp32, with 1, 2 and 5 rows", "setting; the tables have them"),
     (r"fault on 1 % of the channels|on all, 10 % or 1 % of the channels", "setting"),

@@ -67,7 +67,16 @@ def cost_claims():
     ]  # fmt: skip
 
 
-CLAIMS = [*selftest_claims(), *cost_claims()]
+def torch_claims():
+    one = record("torch-race.json")
+    assert one["events"] == one["attributed"]
+    return [
+        say("{attributed} of {planted} corruptions by the backend were laid on the right rank", attributed=one["attributed"], planted=one["planted"]),
+        say("{alarms} alarms in {iterations:,} clean iterations x {ranks} ranks ([record](torch-race.json))", alarms=one["alarms"], iterations=one["clean_iterations"], ranks=one["clean_ranks"]),
+    ]
+
+
+CLAIMS = [*selftest_claims(), *cost_claims(), *torch_claims()]
 REASONS = [
     (r"five settings .*? 4 ranks, 4 layers", "setting; the record has them"),
     (r"2 cores|8 x|AVX-512", "machine"),
