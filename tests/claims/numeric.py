@@ -27,6 +27,9 @@ def sentence_claims():
     expression = next(1000 * row["ms"] for name, row in GPU.items() if name.startswith("PyTorch expression"))
     portable, on_gpu = record("cpu-portable.json"), record("h200-portable.json")
     assert (on_gpu["device"], on_gpu["elements"]) == ("cuda", portable["elements"])
+    times = record("h200-portable-time.json")
+    ratios = lambda words: [row["ratio"] for row in times["rows"] if words in row["name"]]  # noqa: E731
+    unlogged, logged, own = ratios("portable, no ledger"), ratios("portable, full ledger"), ratios("native")
     digest = record("digest.json")
     assert digest["missed"] == sum(one["missed"] for one in digest["patterns"]) and digest["corruptions"] == sum(one["corruptions"] for one in digest["patterns"])
     assert portable["elements_differing"] == sum(one["differing"] for one in portable["cases"]) and portable["ledgers_differing"] == sum(not one["ledger_equal"] for one in portable["cases"])
@@ -38,6 +41,8 @@ def sentence_claims():
             missed=digest["missed"], all=digest["corruptions"], blind=len(blind), corruptions=sum(one["corruptions"] for one in blind)),
         say("costs {armed:.1f} us armed with the full ledger (goal 3 us; {disarmed:.1f} us disarmed; the PyTorch expression {expression:.0f} us)", armed=taps["armed: us each"], disarmed=taps["disarmed: us each"], expression=expression),
         say("{ratio:.1f} times as fast as the expression (goal 15)", ratio=CPU["the PyTorch expression over full ledger"]["ratio"]),
+        say("takes {low:.0f} to {high:.0f} times as long as `y + randn_like(y) * s` without a ledger, and {least:.0f} to {most:.0f} times with the full ledger (goal 2; {elements:,} elements,", low=min(unlogged), high=max(unlogged), least=min(logged), most=max(logged), elements=times["elements"]),
+        say("Our own kernels take {low:.1f} to {high:.1f} times there", low=min(own), high=max(own)),
         say("the same {cases} cases on the GPU against the CPU's kernels: {differing} elements and {ledgers} ledgers differ", cases=len(on_gpu["cases"]), differing=on_gpu["elements_differing"], ledgers=on_gpu["ledgers_differing"]),
         say("{cases} cases of {elements:,} elements, {differing} elements and {ledgers} ledgers differ", cases=len(portable["cases"]), elements=portable["elements"], differing=portable["elements_differing"], ledgers=portable["ledgers_differing"]),
     ]  # fmt: skip
@@ -49,4 +54,5 @@ REASONS = [
     (r"The aim of 1\.25", "goal"),
     (r"a tap of 256x1536", "setting"),
     (r"a hash of 61 bits", "digest.h"),
+    (r"found 63 of 64 operations", "printed there; the record holds its bits"),
 ]
