@@ -90,8 +90,36 @@ def sceptic_claims():
     ]  # fmt: skip
 
 
-CLAIMS = [*vllm_claims(), *cost_claims(), *sceptic_claims()]
+def verl_claims():
+    verl = record("h200-verl.json")
+    clean, noisy = verl["arms"]["clean"], verl["arms"]["e5"]
+    vllm, actor = noisy["processes"]["vllm"], noisy["processes"]["worker"]
+    kinds, forwards = vllm["by_kind"]["rollout"], actor["by_kind"]
+    learnt = forwards["ref"]["whole"]  # as many micro-batches as the updates had
+    assert kinds["body"] == kinds["head"] and vllm["complaints"] == actor["complaints"] == [] and not vllm["ended"] and not actor["ended"] and (clean["exit"], noisy["exit"]) == (0, "timeout")
+    assert vllm["calls"]["rollout"] == vllm["sites"]["rollout"] * kinds["body"] and actor["calls"]["actor_forward"] == actor["sites"]["actor_forward"] * forwards["actor_forward"]["whole"]
+    assert actor["calls"]["actor_backward"] == actor["sites"]["actor_backward"] * 2 * learnt and "ref" not in actor["calls"]
+    steps = len(noisy["reward"])
+    middle = lambda arm, name: statistics.median(arm["seconds"][name][1:steps])  # noqa: E731
+    last = {name.removeprefix("faultline/"): value for name, value in noisy["last_metrics"].items()}
+    return [
+        say("| {calls:,.0f} | {sites} sites x {forwards:,} forwards, replays", calls=vllm["calls"]["rollout"], sites=vllm["sites"]["rollout"], forwards=kinds["body"]),
+        say("| {calls:,.0f} | {sites} sites x {forwards} forwards |", calls=actor["calls"]["actor_forward"], sites=actor["sites"]["actor_forward"], forwards=forwards["actor_forward"]["whole"]),
+        say("| {calls:,.0f} | {sites} sites x {products}: two products for each of {learnt} forwards", calls=actor["calls"]["actor_backward"], sites=actor["sites"]["actor_backward"], products=2 * learnt, learnt=learnt),
+        say("reference, {forwards} forwards | {calls} |", forwards=learnt, calls=actor["calls"].get("ref", 0)),
+        say("realised strength {strength:.4f}; {ways} ways", strength=last["npu_noise/relative_error"], ways=vllm["canary_ways"]),
+        say("{a:.3f} clean, {b:.3f} with the noise; validation after step 10: {c:.3f} and {d:.3f}", a=statistics.mean(clean["reward"][:steps]), b=statistics.mean(noisy["reward"]), c=clean["validation"][0], d=noisy["validation"][0]),
+        say("{k1:.1f} (k1) and {k3:.1f} (k3), median importance ratio {ratio:.2f}, effective sample share {share:.2f}", k1=last["mismatch/kl_k1"], k3=last["mismatch/kl_k3"], ratio=last["mismatch/ratio_p50"], share=last["mismatch/effective_sample_share"]),
+        say("a step took {a:.1f} s instead of {b:.1f}", a=middle(noisy, "step"), b=middle(clean, "step")),
+        say("**{over:+.1f} %**, at the same time", over=100 * (middle(noisy, "step") / middle(clean, "step") - 1)),
+        say("the update took {a:.1f} s ({b:.1f} clean), old", a=middle(noisy, "update_actor"), b=middle(clean, "update_actor")),
+        say("log-probabilities {a:.1f} ({b:.1f})", a=middle(noisy, "old_log_prob"), b=middle(clean, "old_log_prob")),
+    ]  # fmt: skip
+
+
+CLAIMS = [*vllm_claims(), *cost_claims(), *sceptic_claims(), *verl_claims()]
 REASONS = [
+    (r"32 prompts x 8 answers|with 5 % noise on every product\. Values|told 20 steps|in step 20|after step 1[09]|steps 2 to 19|sigma of 0\.0005|noise of 1e-5|own 1 and not 64|status 0", "setting"),
     (r"\| client \| what a test shows .*? ## vLLM on", "asserted by the test that the row names"),
     (r"prompt 64, 128 less 8 new tokens|5 % (relative )?noise on every|two rounds of three|at batch 1, 64 and 256|batch 1 \| batch 64 \| batch 256|a step of batch 1|At batch 256", "setting"),
     (r"113 products x|: 113 in each|6 products x 6 forwards", "the model's shape; vllm_claims asserts it"),
