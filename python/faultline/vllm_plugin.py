@@ -97,26 +97,6 @@ def _wrap_ascend_worker(worker_class, own: environment.Armed) -> None:
     worker_class.load_model = load_model
 
 
-def _wrap_ascend_worker(worker_class, own: environment.Armed) -> None:
-    """vLLM-Ascend's worker is beside vLLM's, not derived from it, and registers operators of its own when it is made: after the plan
-    was armed, which is therefore armed once more before the model is loaded."""
-    if hasattr(worker_class, "faultline_evidence"):  # two modules may show one class
-        return
-    _wrap_worker(worker_class, own)
-    load = worker_class.load_model
-
-    @functools.wraps(load)
-    def load_model(self, *arguments, **keywords):
-        ascend.check_engine(own.plan.recipe)
-        _OPS.plan_disarm()
-        _OPS.plan_arm()
-        result = load(self, *arguments, **keywords)
-        ascend.refuse_packed_weights(self.model_runner.get_model(), own.plan.recipe)
-        return result
-
-    worker_class.load_model = load_model
-
-
 # --- the model --------------------------------------------------------------------------------------------------------
 def _know(model: torch.nn.Module, own: environment.Armed, *, is_eager: bool) -> NormNoise | None:
     """-> the noise on its norms, where the recipe asks for it"""
