@@ -71,6 +71,16 @@ def cost_claims():
     ]  # fmt: skip
 
 
+def window_claims():
+    rows = {(row["code"], row["scopes"], row["calls_watched"]): row for row in record("h200-launches.json")["rows"]}
+    graph, driver, eager = (rows[key] for key in (("graph", False, "runtime and driver"), ("graph", True, "driver"), ("eager", True, "runtime and driver")))
+    return [
+        say("a graph took {inside:.1f} us instead of {without:.1f}: **{share:+.0f} %, {launch:.2f} us a launch, still missed**", inside=graph["us_inside"], without=graph["us_without"], share=100 * (graph["us_inside"] / graph["us_without"] - 1), launch=(graph["us_inside"] - graph["us_without"]) / graph["launches"]),
+        say("({before:.0f} to {after:.0f} us in one run)", before=eager["us_without"], after=eager["us_after"]),
+        say("gave the same, {inside:.1f} us ([record](h200-launches.json))", inside=driver["us_inside"]),
+    ]  # fmt: skip
+
+
 def sceptic_claims():
     suites = record("h200-suites.json")
     engines = {(one["engine"], one["recipe"]): one for one in suites["engines"]}
@@ -117,7 +127,7 @@ def verl_claims():
     ]  # fmt: skip
 
 
-CLAIMS = [*vllm_claims(), *cost_claims(), *sceptic_claims(), *verl_claims()]
+CLAIMS = [*vllm_claims(), *cost_claims(), *window_claims(), *sceptic_claims(), *verl_claims()]
 REASONS = [
     (r"32 prompts x 8 answers|with 5 % noise on every product\. Values|told 20 steps|in step 20|after step 1[09]|steps 2 to 19|sigma of 0\.0005|noise of 1e-5|own 1 and not 64|status 0", "setting"),
     (r"\| client \| what a test shows .*? ## vLLM on", "asserted by the test that the row names"),
