@@ -92,7 +92,7 @@ def test_what_would_never_act_is_refused_before_anything_is_run(code, rule, says
 
 @pytest.mark.parametrize(
     "evaluate, says",
-    [("max_new_tokens: 4000", "the model's context holds"), ("text: NOWHERE", "cannot be read"), ("text: SHORT", "at least two tokens")],
+    [("max_new_tokens: 4000", "the model's context holds"), ("text: NOWHERE", "there is no such file"), ("text: SHORT", "at least two tokens")],
     ids=["context", "no text", "short text"],
 )
 def test_a_task_or_text_that_cannot_be_run_is_refused_by_both(evaluate, says, written, tmp_path):
