@@ -42,7 +42,7 @@ def end_launches(*, listed: bool = False) -> dict[str, Any]:
 
 def launches(run: Callable[[], object], *, scopes: bool = True, listed: bool = False) -> dict[str, Any]:
     """Runs `run()` in a window: {"available", "reason", "why", "launches", "in_graphs", "families": {"product": {"launches", "faulted",
-    "parts", "kernels": {name: {"launches", "faulted"}}}, …}, "cost"}. available False: `run` ran, `why` says why it was not recorded.
+    "left_out", "parts", "kernels": {name: {"launches", "faulted"}}}, …}, "cost"}. available False: `run` ran, `why` says why it was not recorded.
     scopes and listed: as of begin_launches() and end_launches()."""
     absent = begin_launches(scopes=scopes)
     try:
