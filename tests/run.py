@@ -178,7 +178,7 @@ def compiled_files(database):
         file = pathlib.Path(entry["directory"], entry["file"])
         batch = re.findall(r'^#include "(.+)"$', file.read_text(encoding="utf-8"), re.MULTILINE) if file.parent.name == "Unity" else []
         for one in batch or [file]:
-            source = os.path.realpath(file.parent / one)
+            source = os.path.realpath(ROOT / one)
             entries.append({**entry, "file": source, "command": entry["command"].replace(f" -c {file}", f" -c {source}")})
     return entries
 
