@@ -46,7 +46,7 @@ def _refuse_verl_without_us() -> None:
     """A server of verl's, in a verl that has not taken faultline_verl in: its trainer would compute clean, and nobody would judge."""
     if "verl" in sys.modules and "faultline_verl" not in sys.modules:
         raise ValueError("verl runs here and has not loaded faultline_verl, so its trainer would compute without the plan: set VERL_USE_EXTERNAL_MODULES=faultline_verl; "
-                         "a verl that knows neither that variable nor the entry point verl.plugins is older than 0.9, and is not followed")
+                         "a verl that knows neither that variable nor the entry point verl.plugins cannot be followed (0.9.1 is the one that is)")
 
 
 def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:
