@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 from faultline import noise, vllm_updates  # noqa: E402
 from faultline.environment import Armed  # noqa: E402
-from faultline.vllm_norms import NormNoise  # noqa: E402
+from faultline.norms import NormNoise  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 LAYERS, SIZE, STEPS = 2, 256, 10

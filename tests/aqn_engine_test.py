@@ -13,7 +13,7 @@ from clients_process import python, write
 from faultline import noise, vllm_updates
 from faultline.environment import Armed
 from faultline.steps import CALL, TRAINER
-from faultline.vllm_norms import NormNoise
+from faultline.norms import NormNoise
 from faultline.vllm_updates import Updates
 from tap_models import llama, qwen3_moe, recipe, rule
 
@@ -313,7 +313,7 @@ def test_noise_of_another_strength_is_a_complaint(engine, monkeypatch):
     original = OPS.norm_noise
     sampler = engine(CONSTANT, 10, on_missing="warn")
     sampler.generate()
-    monkeypatch.setattr("faultline.vllm_norms._OPS", type("Ops", (), {"__getattr__": lambda _, name: half if name == "norm_noise" else getattr(OPS, name)})())
+    monkeypatch.setattr("faultline.norms._OPS", type("Ops", (), {"__getattr__": lambda _, name: half if name == "norm_noise" else getattr(OPS, name)})())
     sampler.own.plan.begin_step(1)
     assert sampler.codes() == ["noise_strength"]
     sampler.own.on_missing = "raise"

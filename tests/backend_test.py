@@ -13,7 +13,7 @@ import torch
 import faultline
 import toy_device
 from faultline.environment import Armed
-from faultline.vllm_norms import NormNoise
+from faultline.norms import NormNoise
 from program import ROOT
 from tap_models import calls_by_layer, llama, logits, qwen2, qwen3_moe, recipe, refused, rows, rule, same_bits, tokens, training_step
 

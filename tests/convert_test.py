@@ -3,9 +3,10 @@ what is not known is refused with the nearest, and nothing is ignored in silence
 
 import json
 import os
+import re
 
 import pytest
-from program import as_json, launch, ok, refused
+from program import ROOT, as_json, launch, ok, refused
 
 OPS = ["trainer.noisy_ops.enabled=True", "trainer.noisy_ops.error_scale=0.05"]
 
@@ -101,6 +102,24 @@ def test_the_known_keys_are_listed():
     keys = {entry["key"]: entry["becomes"] for entry in as_json("convert", "--keys")}
     assert len(keys) == 125 and keys["trainer.hw_error_injection.error_scale"] == "what.strength"
     assert "trainer.noise_injection.num_stages" in ok("convert", "--keys")
+
+
+def test_the_document_has_every_old_key_with_its_new_place():
+    document = (ROOT / "docs/from-verl.md").read_text(encoding="utf-8")
+    documented = {}
+    for title, rows in re.findall(r"^\| [^|`]*`([\w.]+)…` \| in the recipe \|\n\|---\|---\|\n((?:\|.*\n)+)", document, re.MULTILINE):
+        for names, becomes in re.findall(r"^\| (.*?) \| (.*) \|$", rows, re.MULTILINE):
+            documented |= {title + name: becomes for name in re.findall(r"`([^`]+)`", names)}
+    keys = {entry["key"]: entry["becomes"] for entry in as_json("convert", "--keys")}
+    in_tables = ("trainer.noise_injection.", "actor_rollout_ref.rollout.noise_injection_", "trainer.hw_error_injection.", "trainer.noisy_ops.", "deadzone.")
+    assert documented == {key: becomes for key, becomes in keys.items() if key.startswith(in_tables)} and len(documented) > 50
+    # Those that the document says in a sentence.
+    configured = "actor_rollout_ref.rollout.hw_error_injection_config."
+    for key, becomes in keys.items():
+        if key.startswith(configured):
+            assert becomes == documented["trainer.hw_error_injection." + key.removeprefix(configured)]
+        elif key.startswith("actor_rollout_ref.rollout.deadzone_") and not key.endswith("enabled"):
+            assert becomes == documented["deadzone." + key.removeprefix("actor_rollout_ref.rollout.deadzone_")]
 
 
 @pytest.mark.parametrize("key", ["-=x", "+=x", "--=1"])

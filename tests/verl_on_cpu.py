@@ -12,6 +12,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 for _name in ("memory_reserved", "memory_allocated", "max_memory_allocated", "max_memory_reserved", "empty_cache"):
     setattr(torch.cpu, _name, lambda *_: 0)
+torch.cpu.get_rng_state, torch.cpu.set_rng_state = torch.get_rng_state, torch.set_rng_state  # of checkpoints
 
 
 def _nothing(self, *_):

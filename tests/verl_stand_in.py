@@ -23,7 +23,8 @@ class Config(dict):
 
 def config(**changes):
     rollout = Config(name="vllm", calculate_log_probs=True)
-    return Config(trainer=Config(v1=Config(trainer_mode="sync"), test_freq=STEPS_BEFORE_VALIDATION, val_before_train=False, **changes.get("trainer", {})), reward=Config(reward_model=Config(enable=False)),
+    trainer = {"v1": Config(trainer_mode="sync"), "test_freq": STEPS_BEFORE_VALIDATION, "val_before_train": False, "default_local_dir": "checkpoints", "resume_mode": "auto"}
+    return Config(trainer=Config(trainer | changes.get("trainer", {})), reward=Config(reward_model=Config(enable=False)),
                   algorithm=Config(), actor_rollout_ref=Config(rollout=Config(rollout, **changes.get("rollout", {}))), critic=changes.get("critic", False), reference=changes.get("reference", True))
 
 
@@ -157,6 +158,9 @@ class WorkerGroup:
     def __init__(self, process):
         self._process = process
 
+    def kill(self):
+        self._process.process.kill()
+
     def __getattr__(self, name):
         assert hasattr(getattr(ActorRolloutRefWorker, name), MAGIC), name
         return lambda *arguments: [self._process.ask(name, *arguments)]
@@ -175,22 +179,34 @@ class PPOTrainer:
         self.server = vLLMHttpServer({**self.created["server"], **({"FAULTLINE_RECIPE": ""} if self.config.trainer.clean_server else {})})
         self.actor_rollout_wg = WorkerGroup(Process("--train", created.options["runtime_env"]["env_vars"]))
         self.llm_server_manager = types.SimpleNamespace(server_handles=[Remote(self.server)])
-        self.global_steps = self.config.trainer.resumed
+        self._load_checkpoint()
 
     def _init_dataloader(self):
         self.total_training_steps = self.config.trainer.total
+
+    def _load_checkpoint(self):
+        self.global_steps = self.config.trainer.resumed
+
+    def _save_checkpoint(self):
+        os.makedirs(f"checkpoints/global_step_{self.global_steps}/actor", exist_ok=True)
 
     def fit(self, _):
         while self.global_steps < self.total_training_steps:
             self.global_steps += 1
             metrics = {}
             batch = self.step(metrics, {})
+            if self.config.trainer.saves:
+                self._save_checkpoint()
             if self.global_steps % STEPS_BEFORE_VALIDATION == 0:
                 self._validate()
             self._compute_metrics(batch, metrics, {}, global_steps=self.global_steps, epoch=0)
             self.logged.append(metrics)
             if self.global_steps == self.config.trainer.dies:
                 raise KeyError("a mistake of the script")
+            if self.global_steps == self.config.trainer.kills:
+                self.actor_rollout_wg.kill()
+            if self.global_steps == self.config.trainer.killed:
+                os.kill(os.getpid(), 9)
 
     def step(self, metrics, timing_raw):
         for _ in range(3):
@@ -242,7 +258,8 @@ def install():
 
 
 def main(wish):
-    """wish: total (steps), resumed (at), dies (after a step), legacy, clean_server, and changes of the config."""
+    """wish: total (steps), test_freq, resumed (at), saves (every step), dies, kills (the worker), killed (after a step), legacy, clean_server, and
+    changes of the config."""
     install()
     import faultline_verl  # noqa: F401  as verl does
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -251,7 +268,7 @@ def main(wish):
     if wish.get("legacy"):
         sys.modules["verl.trainer.ppo.ray_trainer"].RayPPOTrainer().fit()
         return
-    trainer = PPOTrainer(config=config(trainer={name: wish.get(name, default) for name, default in {"total": 2, "resumed": 0, "dies": -1, "clean_server": False}.items()}, **wish.get("changes", {})))
+    trainer = PPOTrainer(config=config(trainer={name: wish.get(name, default) for name, default in {"total": 2, "test_freq": STEPS_BEFORE_VALIDATION, "resumed": 0, "saves": False, "dies": -1, "kills": -1, "killed": -1, "clean_server": False}.items()}, **wish.get("changes", {})))
     trainer.init()
     trainer.fit(None)
     print("result", json.dumps({"logged": trainer.logged, "environment": environment, **trainer.created}), flush=True)

@@ -1,6 +1,7 @@
 """What faultline does in verl's processes, where verl itself is not installed: phases, steps, validation, metrics, judgement and exit
 status, on a stand-in that carries verl's names (verl_stand_in.py). verl itself: clients_verl_test.py."""
 
+import contextlib
 import json
 import math
 import os
@@ -11,7 +12,8 @@ import sys
 import pytest
 import torch
 
-from faultline import verl_metrics, verl_recipe
+import faultline
+from faultline import verl_checkpoints, verl_metrics, verl_recipe, vllm_plugin
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARY = pathlib.Path(os.environ.get("FAULTLINE_BUILD", ROOT / "build")).resolve() / "libfaultline.so"
@@ -32,10 +34,10 @@ def result_of(done):
     return json.loads(line.removeprefix("result "))
 
 
-def counts(place):
+def counts(place, folder="evidence"):
     """-> by role, of processes that computed: calls by phase, work, the whole entry"""
     found = {}
-    for file in (place / "evidence").glob("process-*.json"):
+    for file in (place / folder).glob("process-*.json"):
         entry = json.loads(file.read_text())
         if not entry["work"]:
             continue
@@ -78,17 +80,58 @@ def test_a_faulty_validation_counts_with_the_rollouts(tmp_path):
     assert calls == {"rollout": 7} and served["notes"]["eval"] == {"clean": 0, "faulty": 1}
 
 
-def test_every_process_is_told_the_number_of_steps_and_a_resumed_run_goes_on(tmp_path):
-    falling = {**NOISE, "schedule": {"kind": "linear", "sigma_start": 0.08, "sigma_end": 0.02}}
-    result = result_of(run(tmp_path, {"seed": 7, "phases": E5, "faults": [falling]}, total=4, resumed=2))
+FALLING = {"seed": 7, "phases": E5, "faults": [{**NOISE, "schedule": {"kind": "linear", "sigma_start": 0.08, "sigma_end": 0.02}}]}
+
+
+def test_every_process_is_told_the_number_of_steps_and_the_plan(tmp_path):
+    result = result_of(run(tmp_path, FALLING, total=4))
     for _, _, entry in counts(tmp_path).values():
-        assert entry["report"]["steps"] == {"from": "trainer", "now": 3, "seen": 2, "total": 4}
+        assert entry["report"]["steps"] == {"from": "trainer", "now": 3, "seen": 4, "total": 4}
         [strength] = {row["strength"] for row in entry["report"]["rows"]}
         assert strength == pytest.approx(0.02)
     assert result["environment"]["OF_VERL"] == "1" and result["environment"]["FAULTLINE_RECIPE"] == str(tmp_path / "recipe.json")
     for told in (result["server"], result["worker"]["runtime_env"]["env_vars"]):
         assert told["FAULTLINE_TOTAL_STEPS"] == "4" and told["FAULTLINE_EVIDENCE"] == str(tmp_path / "evidence")
     assert result["worker"]["name"] == "one" and result["worker"]["runtime_env"]["env_vars"]["RANK"] == "0" and result["server"]["OF_THE_PLATFORM"] == "1"
+
+
+# --- killed and resumed -----------------------------------------------------------------------------------------------------
+VALIDATED = {**FALLING, "phases": {**E5, "eval": "faulty"}}
+
+
+def calls_of(metrics):
+    return {name: value for name, value in metrics.items() if name.endswith("calls")}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    place = tmp_path_factory.mktemp("unbroken")
+    return calls_of(result_of(run(place, VALIDATED, total=4))["logged"][-1])
+
+
+@pytest.mark.parametrize(("how", "done"), [("kills", 3), ("killed", 2)])
+def test_a_killed_run_says_so_and_a_resumed_one_goes_on_with_its_counts(unbroken, tmp_path, how, done):
+    """The worker is killed with one step left, the driver after a validation, which comes after its step's checkpoint."""
+    killed = run(tmp_path, VALIDATED, total=4, saves=True, **{how: done})
+    assert killed.returncode not in (0, 64)
+    with pytest.warns(UserWarning, match="computed were killed or left") if how == "kills" else contextlib.nullcontext():
+        assert faultline.collect(tmp_path / "evidence", on_missing="warn")["rules"]["noise"]["calls"] > 0
+    if how == "kills":
+        assert not counts(tmp_path)["worker"][2]["ended"] and "the training failed, its evidence is as far as it came" in killed.stderr
+    logged = result_of(run(tmp_path, VALIDATED, {"FAULTLINE_EVIDENCE": "resumed"}, total=4, resumed=done))["logged"]
+    assert len(logged) == 4 - done and calls_of(logged[-1]) == unbroken and logged[-1]["faultline/complaints"] == 0
+    for _, _, entry in counts(tmp_path, "resumed").values():
+        assert entry["report"]["steps"] == {"from": "trainer", "now": 3, "seen": 4 - done, "total": 4}
+    joined = faultline.collect(tmp_path / "resumed")
+    assert joined["rules"]["noise"]["calls"] == unbroken["faultline/noise/calls"] and joined["complaints"] == []
+
+
+def test_a_checkpoint_without_evidence_or_of_another_recipe_is_not_resumed(tmp_path):
+    refused = run(tmp_path, FALLING, total=4, resumed=2)
+    assert refused.returncode == 64 and "global_step_2 was trained without a plan, or keeps no evidence" in refused.stderr
+    verl_checkpoints.write(tmp_path / "checkpoints/global_step_2", [{"run": "a", "host": "h", "pid": 1, "format": 2, "recipe": "another"}])
+    refused = run(tmp_path, FALLING, total=4, resumed=2)
+    assert refused.returncode == 64 and "global_step_2 was trained under another recipe" in refused.stderr
 
 
 # --- the end --------------------------------------------------------------------------------------------------------------
@@ -112,6 +155,7 @@ def test_a_script_that_fails_keeps_its_status_and_its_evidence(tmp_path):
 @pytest.mark.parametrize(("recipe", "environment", "wish", "sentence"), [
     ({"phases": {**E5, "critic": True}}, {}, {}, "name critic, which this run of verl never enters"),
     ({"phases": {**E5, "ref": True}}, {}, {"changes": {"reference": False}}, "name ref, which this run of verl never enters (a reference needs"),
+    ({"phases": {**E5, "eval": "faulty"}}, {}, {"test_freq": -1}, "name eval, which this run of verl never enters (a validation needs"),
     ({"phases": {**E5, "rollout": False, "eval": "faulty"}}, {}, {}, "would act in rollout or in eval and not in both"),
     ({"phases": E5}, {"FAULTLINE_TOTAL_STEPS": "3"}, {}, "FAULTLINE_TOTAL_STEPS=3, and verl's trainer has 2 steps"),
     ({"phases": E5}, {}, {"changes": {"rollout": {"name": "sglang"}}}, "rollout.name=sglang: only vLLM's workers have a plug-in"),
@@ -123,6 +167,15 @@ def test_a_script_that_fails_keeps_its_status_and_its_evidence(tmp_path):
 def test_refused(tmp_path, recipe, environment, wish, sentence):
     done = run(tmp_path, {"seed": 7, "faults": [NOISE], **recipe}, environment, **wish)
     assert done.returncode == 64 and sentence in done.stderr and "trained" not in done.stdout and "result" not in done.stdout, done.stderr[-2000:]
+
+
+def test_a_vllm_in_a_verl_that_has_not_taken_us_in_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl", None)
+    monkeypatch.delitem(sys.modules, "faultline_verl", raising=False)
+    with pytest.raises(ValueError, match="verl runs here and has not loaded faultline_verl.*cannot be followed"):
+        vllm_plugin._refuse_verl_without_us()
+    monkeypatch.setitem(sys.modules, "faultline_verl", None)
+    vllm_plugin._refuse_verl_without_us()
 
 
 # --- phases and numbers by themselves ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from faultline.launches import of_all
 
 _FORMAT = 2  # complaints are objects
 _VERDICT_FORMAT = 1  # read by `faultline triage`: src/triage/tap_verdict.cpp
+BEFORE = "before"  # folder of the evidence of runs that this one resumed
 _COUNTS = ("calls", "elements", "changed")
 
 
@@ -83,10 +84,11 @@ def write_verdict(into: pathlib.Path, complaints: list[dict[str, str]], *, whole
     return _replace(into / f"verdict-{'run-' if whole else ''}{host}-{pid}.json", verdict)
 
 
-def run_verdict(source: pathlib.Path) -> dict[str, Any] | None:
-    """How this run was judged as a whole (write_verdict): the worst of what its processes say; None: nobody has."""
+def run_verdict(source: pathlib.Path, run: str | None = None) -> dict[str, Any] | None:
+    """How a run, this one unless another is given, was judged as a whole (write_verdict): the worst of what its processes say; None:
+    nobody has."""
     verdicts = [json.loads(path.read_text(encoding="utf-8")) for path in source.glob("verdict-run-*.json")]
-    own = [verdict for verdict in verdicts if verdict["run"] == run_id()]
+    own = [verdict for verdict in verdicts if verdict["run"] == (run or run_id())]
     return max(own, key=lambda verdict: (bool(verdict["script_error"]), len(verdict["complaints"])), default=None)
 
 
@@ -118,6 +120,26 @@ def read(source: pathlib.Path) -> list[dict[str, Any]]:
     return entries
 
 
+def write_parts(into: pathlib.Path, entries: list[dict[str, Any]]) -> None:
+    """Snapshots of several runs, each run's in a folder of its own. Raises OSError."""
+    for entry in entries:
+        write(into / entry["run"], entry)
+
+
+def read_parts(source: pathlib.Path) -> list[dict[str, Any]]:
+    """What write_parts() wrote; nothing where it wrote nothing. Raises ValueError as read() does."""
+    return [entry for run in sorted(source.glob("*/")) for entry in read(run)]
+
+
+def cut_short(entries: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Of a run that is over: processes that computed and were ended before they could say so."""
+    killed = [entry for entry in entries if entry["work"] and not entry["ended"]]
+    if not killed:
+        return []
+    names = ", ".join(f"{entry['pid']} on {entry['host']}" for entry in killed)
+    return [complaint("other_process", f"{len(killed)} of the processes that computed were killed or left ({names}): what they did after they last wrote is in no count")]
+
+
 def is_empty(report: dict[str, Any]) -> bool:
     """No rule met a call, not even one that it had a reason to pass over. A plan without rules (aqn alone) is proven by its noise."""
     return bool(report["rules"]) and not report["rows"] and not any(rule["unreached"] for rule in report["rules"])
@@ -144,39 +166,46 @@ def _complaints_about_workers(entries: list[dict[str, Any]]) -> list[dict[str, s
             for ranks in engines.values() if len(ranks) < max(ranks.values())]
 
 
-def merge(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def merge(entries: list[dict[str, Any]], before: list[dict[str, Any]] | tuple[()] = ()) -> dict[str, Any]:
     """Snapshots -> {processes, rules, aqn, launches, complaints}: totals of every rule over the processes, of the noise on norms and of the proof windows. A process
-    complains for itself; over all of them a rule must have fired somewhere."""
+    complains for itself; over all of them a rule must have fired somewhere. before: of the runs that this one resumed, whose counts go on."""
     rules: dict[str, dict[str, Any]] = {}
     complaints: list[dict[str, str]] = _complaints_about_workers(entries)
     if len({entry["recipe"] for entry in entries if entry["recipe"]}) > 1:
         complaints.append(complaint("other_process", "processes of this run have armed different recipes: the file changed while they started"))
-    for entry in entries:
+    # A part of one step looks as if nobody moved it; the parts together show that somebody did.
+    is_moving = bool(before) and len({entry["report"]["steps"]["now"] for entry in [*before, *entries] if entry["work"]}) > 1
+    for entry in [*before, *entries]:
         who = f"process {entry['pid']} on {entry['host']}"
         for rule in entry["report"]["rules"]:
             total = rules.setdefault(rule["name"], {"kind": rule["kind"], **dict.fromkeys(_COUNTS, 0), "processes": 0})
             for column in _COUNTS:
                 total[column] += int(rule[column])
             total["processes"] += rule["calls"] > 0
-        complaints += [{**one, "sentence": f"{who}: {one['sentence']}"} for one in complaints_of_process(entry["report"], role=entry["role"], work=entry["work"], notes=entry["notes"])]
+        own = complaints_of_process(entry["report"], role=entry["role"], work=entry["work"], notes=entry["notes"])
+        complaints += [{**one, "sentence": f"{who}: {one['sentence']}"} for one in own if not (is_moving and one["code"] == "still")]
     complaints += [complaint("never_fired", f"rule '{name}' never fired in any process", rule=name) for name, total in rules.items() if total["calls"] == 0]
     if not rules and noise.of_all(entries) is None:
         complaints.append(complaint("no_evidence", "no process has written evidence; was the plan armed (FAULTLINE_RECIPE) in the processes that compute?"))
     aqn = noise.of_all(entries)
+    if aqn is not None and (earlier := noise.of_all(before)) is not None:
+        aqn["applications"] += earlier["applications"]
     if aqn is not None and not aqn["processes"]:
         complaints.append(complaint("noise_missing", "the section aqn put noise on no norm in any process"))
-    return {"processes": entries, "rules": rules, "aqn": aqn, "launches": of_all([entry["report"] for entry in entries]), "complaints": complaints}
+    return {"processes": entries, "rules": rules, "aqn": aqn, "launches": of_all([entry["report"] for entry in [*before, *entries]]), "complaints": complaints}
 
 
 def collect(source: str | os.PathLike[str] | list[Any] | Any | None = None, *, on_missing: Literal["raise", "warn"] = "raise") -> dict[str, Any]:
     """The evidence of all processes of a run, as {processes, rules, aqn, launches, complaints}.
 
-    source: None: the files in FAULTLINE_EVIDENCE, and this process. A path: the files in that folder. vLLM's LLM: its
+    source: None: the files in FAULTLINE_EVIDENCE, and this process. A path: the files in that folder, with those of the runs that it
+    resumed; processes of a failed run that were killed are complained about. vLLM's LLM: its
     workers are asked (collective_rpc). A list of Ray actors: each is asked.
     on_missing: raise (CollectionError) or warn, where a rule fired nowhere or a process complains. Raises ValueError for a source
     that cannot be read, RuntimeError where an engine does not know faultline or an actor is gone."""
     check_on_missing("on_missing", on_missing)
-    collection = merge(_entries(source))
+    collection = merge(_entries(source), _before(source))
+    collection["complaints"] += _complaints_about_the_end(source, collection["processes"])
     if collection["complaints"]:
         if on_missing == "raise":
             raise CollectionError(collection["complaints"], collection)
@@ -201,6 +230,19 @@ def _entries(source: Any) -> list[dict[str, Any]]:
     if isinstance(source, (list, tuple)):
         return _ask_ray(list(source))
     raise ValueError(f"collect() reads a folder, a vLLM engine or a list of Ray actors; got {type(source).__name__}")
+
+
+def _before(source: Any) -> list[dict[str, Any]]:
+    return read_parts(pathlib.Path(source) / BEFORE) if isinstance(source, (str, os.PathLike)) else []
+
+
+def _complaints_about_the_end(source: Any, entries: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Of a folder whose run is over and did not end well. While it goes on nobody has come to an end, and after a good one an engine may
+    end its workers as it likes."""
+    if not entries or not isinstance(source, (str, os.PathLike)):
+        return []
+    verdict = run_verdict(pathlib.Path(source), entries[0]["run"])
+    return cut_short(entries) if verdict is not None and (verdict["script_error"] or verdict["complaints"]) else []
 
 
 def _ask_vllm(engine: Any) -> list[dict[str, Any] | None]:

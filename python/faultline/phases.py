@@ -9,7 +9,7 @@ import functools
 
 import torch
 
-from faultline import armed
+from faultline import armed, trainer_norms
 from faultline.after_import import after_import
 from faultline.attach import Attachment, _attached
 from faultline.plan import phase
@@ -55,9 +55,9 @@ def _wrap_generate(mixin, own) -> None:
             return original(self, *arguments, **keywords)
         know(self)
         is_free = _OPS.get_phase() in ("auto", "actor_forward")
-        with phase("rollout") if is_free else contextlib.nullcontext():
+        with phase("rollout") if is_free else contextlib.nullcontext(), trainer_norms.sampling(self):
             result = original(self, *arguments, **keywords)
-        own.note_work("rollout" if is_free else _OPS.get_phase())
+            own.note_work(_OPS.get_phase())
         return result
 
     mixin.generate = generate

@@ -114,7 +114,7 @@ class Plan:
     def __enter__(self) -> Plan:
         """Arms the plan. Raises ValueError as arm() does, and for a recipe with a section aqn, which would do nothing here."""
         if _OPS.has_aqn(self._recipe, self._overrides):
-            raise ValueError("this recipe's section aqn asks for noise on norms, which `faultline train` and vLLM's sampler get; in this process it would do nothing: leave it out (overrides=['~aqn'])")
+            raise ValueError("this recipe's section aqn asks for noise on norms, which `faultline train`, vLLM's sampler and trainers under FAULTLINE_RECIPE get (python -m faultline --recipe RECIPE SCRIPT); in this block it would do nothing: leave it out (overrides=['~aqn'])")
         return self.arm()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -15,14 +15,17 @@ import contextlib
 import math
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from faultline import armed, evidence
+from faultline import armed, evidence, noise, trainer_norms
 from faultline.attach import Attachment
 from faultline.plan import Plan, phase
 from faultline.steps import TRAINER
+
+if TYPE_CHECKING:  # it imports us
+    from faultline.environment import Armed
 
 _OPS = torch.ops.faultline
 
@@ -45,7 +48,15 @@ def follow(trainer: Any, plan: Plan | None = None) -> Iterator[None]:
         if plan is not None:
             stack.enter_context(_steps_of(trainer, plan))
             stack.enter_context(_logs_of(trainer, plan))
+            if (own := _process_of(plan)) is not None:
+                stack.enter_context(trainer_norms.noise_of(trainer, own))
         yield
+
+
+def _process_of(plan: Plan) -> Armed | None:
+    """The process's own plan, if it is this one."""
+    own = armed.armed()
+    return own if own is not None and own.plan is plan else None
 
 
 def numbers(report: dict[str, Any]) -> dict[str, float]:
@@ -104,18 +115,16 @@ def _inside(owner, method: str, name: str):
 @contextlib.contextmanager
 def _logs_of(trainer, plan: Plan):
     """The ledger in what the trainer logs, and the evidence as a file when it has ended, well or not."""
-    original = trainer.log
+    original, own = trainer.log, _process_of(plan)
 
     def log(logs, *arguments, **keywords):
-        return original({**logs, **numbers(plan.read())}, *arguments, **keywords)
+        return original({**logs, **numbers(plan.read()), **noise.metrics(own.notes if own else {})}, *arguments, **keywords)
 
     with _attribute(trainer, "log", log):
         try:
             yield
         finally:
-            own = armed.armed()
-            is_own = own is not None and own.plan is plan  # then an engine in this process may have sampled, under noise
-            whole = own.snapshot() if is_own else {"work": {}, "notes": {}}
+            whole = own.snapshot() if own else {"work": {}, "notes": {}}  # the process may have sampled, under noise
             work = {**whole["work"], "actor_forward": int(trainer.state.global_step)}
             entry = evidence.snapshot(plan.read(), role="trainer", work=work, notes=whole["notes"], ended=True)
             evidence.write(pathlib.Path(trainer.args.output_dir) / "faultline", entry)

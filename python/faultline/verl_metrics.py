@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from faultline import noise
+
 _PERCENTILES = (1, 50, 99)
 
 
@@ -20,8 +22,8 @@ def of_evidence(entries: list[dict[str, Any]], complaints: list[dict[str, str]])
         metrics |= _of_rows(f"faultline/{rule}", own)
         for phase in {row["phase"]: None for row in own}:
             metrics[f"faultline/{rule}/{phase}/calls"] = sum(row["ledger"]["calls"] for row in own if row["phase"] == phase)
-    for note in (entry["notes"]["aqn"] for entry in entries if entry["notes"].get("aqn", {}).get("applications")):
-        metrics |= {f"faultline/aqn/{name}": float(note[name]) for name in ("sigma", "realised", "norms", "applications")}
+    for entry in entries:
+        metrics |= noise.metrics(entry["notes"])
     metrics["faultline/complaints"] = float(len(complaints))
     metrics["faultline/partial"] = float(sum(one["code"] == "partial" for one in complaints))
     return metrics

@@ -16,6 +16,7 @@ from typing import Any
 
 from faultline import armed, environment, evidence, ray_workers, verl_trainer, verl_workers
 from faultline.after_import import after_import
+from faultline.complaints import complaint
 
 EXIT_USAGE = 64
 _TOO = ("VERL_USE_EXTERNAL_MODULES", "VLLM_PLUGINS")
@@ -97,7 +98,10 @@ def _leave_as_judged(own: environment.Armed) -> None:
     if os.getpid() != own.process:
         return
     place = evidence.folder()
-    status, sentence = status_of(evidence.run_verdict(place) if place is not None else None, own.on_missing)
+    verdict = evidence.run_verdict(place) if place is not None else None
+    status, sentence = status_of(verdict, own.on_missing)
+    if verdict is None:  # whoever reads the folder later learns it, too
+        own.write_verdict([complaint("no_evidence", sentence), *evidence.cut_short(evidence.own_entries())], whole=True)
     own.judge()
     if sentence:
         print(f"faultline: {sentence}", file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from faultline import armed, environment, evidence, verl_metrics, verl_recipe, verl_workers
+from faultline import armed, environment, evidence, verl_checkpoints, verl_metrics, verl_recipe, verl_workers
 from faultline.complaints import sentences
 from faultline.steps import TRAINER
 
@@ -26,8 +26,10 @@ class Refused(ValueError):
 def wrap(module: Any) -> None:
     """verl.trainer.ppo.v1.trainer_base, as soon as it is imported."""
     trainer = module.PPOTrainer
-    trainer.__init__ = _around(trainer.__init__, before=_begin)
+    trainer.__init__ = _with_driver(trainer.__init__)
     trainer._init_dataloader = _around(trainer._init_dataloader, after=lambda driver: driver.learn_total())
+    trainer._load_checkpoint = _around(trainer._load_checkpoint, after=lambda driver: driver.take_up())
+    trainer._save_checkpoint = _around(trainer._save_checkpoint, before=lambda driver: driver.keep())
     trainer.init = _around(trainer.init, after=lambda driver: driver.check_workers())
     trainer.step = _around(trainer.step, before=lambda driver: driver.begin_step())
     trainer._validate = _around(trainer._validate, before=lambda driver: driver.validate(True), after=lambda driver: driver.validate(False))
@@ -40,7 +42,7 @@ def refuse_legacy(module: Any) -> None:
     """verl.trainer.ppo.ray_trainer, whose trainer tells nobody what is followed here."""
 
     def fit(self: Any) -> None:
-        error = Refused("trainer.use_v1=False is verl's old trainer, which faultline does not follow: leave use_v1 as it is (True)")
+        error = Refused("trainer.use_v1=False is verl's old trainer, which faultline does not follow: leave use_v1 as it is (True), in verl 0.9.1 or newer")
         if (own := armed.armed()) is not None:
             _write_failure(own, error)
         raise error
@@ -50,28 +52,31 @@ def refuse_legacy(module: Any) -> None:
 
 def _write_failure(own: environment.Armed, error: BaseException) -> None:
     own.script_error = type(error).__name__
-    own.write_verdict([], whole=True)
+    own.write_verdict(evidence.cut_short(evidence.own_entries()), whole=True)
+
+
+def _with_driver(original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self, config, *arguments, **keywords):
+        if (own := armed.armed()) is not None:
+            self._faultline = Driver(self, config, own)
+        original(self, config, *arguments, **keywords)
+
+    return __init__
 
 
 def _around(original: Any, *, before: Any = None, after: Any = None) -> Any:
     @functools.wraps(original)
     def method(self, *arguments, **keywords):
-        if armed.armed() is None:
-            return original(self, *arguments, **keywords)
-        if before is _begin:
-            _begin(self, *arguments, **keywords)
-        elif before is not None:
-            before(self._faultline)
+        driver = getattr(self, "_faultline", None)
+        if driver is not None and before is not None:
+            before(driver)
         result = original(self, *arguments, **keywords)
-        if after is not None:
-            after(self._faultline)
+        if driver is not None and after is not None:
+            after(driver)
         return result
 
     return method
-
-
-def _begin(trainer: Any, config: Any) -> None:
-    trainer._faultline = Driver(trainer, config, armed.armed())
 
 
 def _judged(original: Any, *, is_whole: bool = True) -> Any:
@@ -111,6 +116,8 @@ class Driver:
     def __init__(self, trainer: Any, config: Any, own: environment.Armed) -> None:
         self._trainer, self._config, self._own = trainer, config, own
         self._recipe = own.plan.recipe or {}
+        self._before: list[dict[str, Any]] = []  # evidence of the runs that this one resumes
+        self._kept_at = -1
         self._check_config()
         try:
             self._validation = verl_recipe.validation_of(self._recipe)
@@ -178,6 +185,27 @@ class Driver:
         print(f"[faultline] {len(entries)} processes compute under the plan, {os.environ[_TOTAL]} steps, validation {self._validation}", file=sys.stderr, flush=True)
         self._tell_step(int(self._trainer.global_steps))
 
+    # --- checkpoints ----------------------------------------------------------------------------------------------------
+    def take_up(self) -> None:
+        """The run goes on from a checkpoint: its evidence is the beginning of ours."""
+        step = int(self._trainer.global_steps)
+        if step == 0:
+            return
+        place = verl_checkpoints.resumed_from(self._config.trainer, step)
+        self._before = verl_checkpoints.read(place)
+        if not self._before:
+            raise self._refused(f"{place} was trained without a plan, or keeps no evidence: what its {step} steps were trained under could not be said; resume from a checkpoint of a run under this recipe, or begin a new training with its weights as the model")
+        if any(entry["recipe"] != self._own.recipe_digest for entry in self._before):
+            raise self._refused(f"{place} was trained under another recipe: resume it with that one")
+        if (folder := evidence.folder()) is not None:
+            evidence.write_parts(folder / evidence.BEFORE, self._before)
+        print(f"[faultline] resumed at step {step}: the counts of {len(self._before)} processes before go on", file=sys.stderr, flush=True)
+
+    def keep(self) -> None:
+        """A checkpoint is about to be written, and gets the evidence so far: when verl calls it whole, it is."""
+        self._kept_at = int(self._trainer.global_steps)
+        verl_checkpoints.write(verl_checkpoints.folder_of(self._config.trainer, self._kept_at), [*self._before, *self._entries("faultline_evidence")])
+
     # --- during the run -------------------------------------------------------------------------------------------------
     def _ask_servers(self, method: str, *arguments: Any) -> list[Any]:
         import ray
@@ -199,10 +227,13 @@ class Driver:
 
     def validate(self, is_begin: bool) -> None:
         self._ask_servers("faultline_validate", self._validation if is_begin else "")
+        if not is_begin and self._kept_at == int(self._trainer.global_steps):  # verl saves first, and does not validate again
+            self.keep()
 
     def metrics(self, batch: Any, queue: Any) -> dict[str, float]:
         entries = self._entries("faultline_evidence")
-        return {**verl_metrics.of_evidence(entries, evidence.merge(entries)["complaints"]), **self._mismatch(batch, queue)}
+        whole = evidence.merge(entries, self._before)
+        return {**verl_metrics.of_evidence([*self._before, *entries], whole["complaints"]), **self._mismatch(batch, queue)}
 
     def _mismatch(self, batch: Any, queue: Any) -> dict[str, float]:
         correction = self._config.algorithm.get("rollout_correction", None)
@@ -220,8 +251,8 @@ class Driver:
         if (place := evidence.folder()) is not None:
             for entry in entries:
                 evidence.write(place, entry)
-        collection = evidence.merge(entries)
-        complaints = collection["complaints"] = [*collection["complaints"], *verl_recipe.complaints(self._recipe, entries)]
+        collection = evidence.merge(entries, self._before)
+        complaints = collection["complaints"] = [*collection["complaints"], *verl_recipe.complaints(self._recipe, [*self._before, *entries])]
         self._own.write_verdict(complaints, whole=True)
         self._say(collection)
         if complaints:

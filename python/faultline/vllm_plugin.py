@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
 
 import torch
 
@@ -16,7 +17,7 @@ from faultline import armed, ascend, environment, phases, vllm_coverage, vllm_re
 from faultline.after_import import after_import
 from faultline.attach import _named_modules
 from faultline.steps import CALL
-from faultline.vllm_norms import NormNoise
+from faultline.norms import NormNoise
 
 _OPS = torch.ops.faultline
 _ASCEND_WORKERS = ("vllm_ascend.worker.worker", "vllm_ascend.worker.worker_v1")  # the latter until 0.11
@@ -30,6 +31,7 @@ def register() -> None:
     own = armed.armed()
     if own is None:
         return
+    _refuse_verl_without_us()
     armed.take_role("vllm")
     # Importing the package may have armed the plan before vLLM's operators existed: look for them once more.
     _OPS.plan_disarm()
@@ -38,6 +40,13 @@ def register() -> None:
     after_import("vllm.v1.worker.gpu_worker", lambda module: _wrap_worker(module.Worker, own))
     for name in _ASCEND_WORKERS:
         after_import(name, lambda module: _wrap_ascend_worker(module.NPUWorker, own))
+
+
+def _refuse_verl_without_us() -> None:
+    """A server of verl's, in a verl that has not taken faultline_verl in: its trainer would compute clean, and nobody would judge."""
+    if "verl" in sys.modules and "faultline_verl" not in sys.modules:
+        raise ValueError("verl runs here and has not loaded faultline_verl, so its trainer would compute without the plan: set VERL_USE_EXTERNAL_MODULES=faultline_verl; "
+                         "a verl that knows neither that variable nor the entry point verl.plugins cannot be followed (0.9.1 is the one that is)")
 
 
 def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:

@@ -15,7 +15,7 @@ from faultline.compiled import silence
 from faultline.complaints import complaint
 from faultline.launches import proof_window
 from faultline.plan import phase
-from faultline.vllm_norms import NormNoise
+from faultline.norms import NormNoise
 
 _OPS = torch.ops.faultline
 

@@ -8,7 +8,7 @@ import functools
 
 from faultline import environment
 from faultline.steps import NOBODY, WEIGHT_UPDATES
-from faultline.vllm_norms import NormNoise
+from faultline.norms import NormNoise
 
 # Methods of vLLM's worker that may write weights past the model's load_weights, or leave the last of them to the end.
 _WRITERS = ("reload_weights", "update_weights", "finish_weight_update", "update_weights_from_ipc")  # the last is verl's

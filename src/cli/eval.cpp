@@ -20,20 +20,25 @@ namespace {
 
 struct EvalOptions : ModelOptions {
   std::string task = "arithmetic", split = "test", limit = "100", difficulty = "1", shots = "2", scoring = "strict";
-  std::string tokens = "64", slots = "32", temperature = "0", text, window = "512", strengths, out;
+  std::string tokens = "64", slots = "32", temperature = "0", file, text, window = "512", strengths, out;
   bool task_given = false, limit_given = false, scoring_given = false, dry_run = false;
 };
 
-// --strengths 0.01,0.05: each fault once with each.
+constexpr const char* kNoisyProducts = "relative_gaussian(strength=0.05) @ operator=matmul";
+
+// --strengths 0.01,0.05: each fault once with each; 0 is the clean row, which is there anyway.
 std::vector<lab::FaultCase> make_cases(const EvalOptions& options, uint64_t seed) {
   std::vector<lab::FaultCase> cases;
-  for (const std::string& text : options.faults) {
+  std::vector<std::string> faults = options.faults;
+  if (faults.empty() && !options.strengths.empty()) faults.emplace_back(kNoisyProducts);
+  for (const std::string& text : faults) {
     if (options.strengths.empty()) {
       cases.push_back({text, recipe::recipe_of_rules(read_faults({text}), seed)});
       continue;
     }
     for (const std::string& strength : comma_separated(options.strengths)) {
       const double value = parse_number("--strengths", strength, 0, 1e30);
+      if (value == 0) continue;
       Node rule = numeric::parse_rule(text, numeric::RuleUse::kInPlan).source;
       Node* what = rule.find("what");
       const char* name = what->find("strength") ? "strength" : what->find("threshold") ? "threshold" : nullptr;
@@ -46,15 +51,16 @@ std::vector<lab::FaultCase> make_cases(const EvalOptions& options, uint64_t seed
                       {numeric::read_rule(validate(rule, numeric::rule_schema(numeric::RuleUse::kInPlan)))}, seed)});
     }
   }
-  if (options.faults.empty() && !options.strengths.empty())
-    throw UsageError("--strengths needs a --fault to give them to");
   return cases;
 }
 
 lab::EvaluationSpec make_spec(const EvalOptions& options, const Globals& globals) {
   lab::EvaluationSpec spec;
-  spec.task.name = task::task_info(options.task).name;
-  task::check_split(task::task_info(options.task), options.split);
+  if (!options.file.empty() && options.task_given && options.task != "gsm8k")
+    throw UsageError(fmt::format("--file holds problems of gsm8k; --task {} makes its own", options.task));
+  spec.task.name = options.file.empty() ? task::task_info(options.task).name : "gsm8k";
+  (options.split == "train" ? spec.task.train_file : spec.task.test_file) = options.file;
+  task::check_split(task::task_info(spec.task.name), options.split);
   spec.task.arithmetic = {
       globals.seed(), static_cast<int64_t>(parse_count("--difficulty", options.difficulty, 1, task::kMaxDifficulty))};
   spec.task.shots = static_cast<int64_t>(parse_count("--shots", options.shots, 0, 16));
@@ -73,7 +79,7 @@ lab::EvaluationSpec make_spec(const EvalOptions& options, const Globals& globals
   spec.generation.seed = globals.seed();
   spec.text = options.text;
   spec.window = static_cast<int64_t>(parse_count("--window", options.window, 2, 1 << 20));
-  spec.run_task = options.task_given || options.text.empty();
+  spec.run_task = options.task_given || !options.file.empty() || options.text.empty();
   return spec;
 }
 
@@ -87,6 +93,8 @@ Json as_recipe(const lab::EvaluationSpec& spec, const Globals& globals) {
                       {"shots", spec.task.shots},
                       {"max_new_tokens", spec.generation.max_new_tokens},
                       {"temperature", spec.generation.sampling.temperature}};
+  if (const auto& file = spec.split == "train" ? spec.task.train_file : spec.task.test_file; !file.empty())
+    recipe["task"]["file"] = file.string();
   if (!spec.text.empty()) recipe["text"] = {{"file", spec.text.string()}, {"window", spec.window}};
   return recipe;
 }
@@ -107,6 +115,9 @@ void add_task_options(CLI::App& command, EvalOptions& options) {
     return command.add_option(name, value, text)->group("Task")->type_name(type)->capture_default_str();
   };
   offer(option("--task", options.task, "addition, arithmetic or gsm8k", "NAME"), {"addition", "arithmetic", "gsm8k"});
+  command.add_option("--file", options.file, "the task gsm8k from this file: .jsonl, or .parquet in verl's schema")
+      ->group("Task")
+      ->type_name("FILE");
   option("--split", options.split, "test, shifted or train", "NAME");
   option("--limit", options.limit,
          "how many questions, 1 to 1048576; the task addition asks all that it has unless this is given", "N");
@@ -133,7 +144,9 @@ void add_eval(CLI::App& app, const Globals& globals, Run& run) {
   add_model_options(*command, *options);
   add_task_options(*command, *options);
   add_fault_option(*command, *options, "a fault; each --fault is a row of its own");
-  command->add_option("--strengths", options->strengths, "each fault once with each of these: 0.01,0.05")
+  command
+      ->add_option("--strengths", options->strengths,
+                   "each fault once with each of these: 0.01,0.05; without a --fault it is noise on every product")
       ->group("Faults")
       ->type_name("S,…");
   command->add_flag("--dry-run", options->dry_run, "check everything, show matched sites and predicted counts")
@@ -147,6 +160,8 @@ void add_eval(CLI::App& app, const Globals& globals, Run& run) {
       std::string(
           "Examples:\n  faultline eval --limit 200 --fault 'relative_gaussian(strength=0.05) @ operator=matmul' "
           "--strengths 0.05,0.1\n"
+          "  faultline eval --model runs/NAME/checkpoints/step-000020 --strengths 0,0.05,0.1 --file test.parquet "
+          "--limit 200\n"
           "  faultline eval --text book.txt --fault 'quantize(format=mxfp4) @ operator=matmul,surface=weight'\n\n") +
       where_help() + "Global options (--seed, --device, --json, …): see `faultline --help`.");
   command->callback([&run, &globals, options, command] {

@@ -28,7 +28,9 @@
 namespace faultline::cli {
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
-  command.add_option("--model", options.model, "default, a Hugging Face folder, or a .gguf file")
+  command
+      .add_option("--model", options.model,
+                  "default, a Hugging Face folder, a .gguf file, a checkpoint of `faultline train`, or random:SHAPE")
       ->group("Model")
       ->type_name("NAME")
       ->capture_default_str();

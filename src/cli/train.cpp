@@ -14,7 +14,10 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/train_replicas.h"
+#include "lab/model_source.h"
+#include "lab/training_memory.h"
 #include "lab/training_run.h"
+#include "model/memory.h"
 #include "recipe/recipe.h"
 
 namespace faultline::cli {
@@ -66,7 +69,7 @@ record::RunDirectory open_directory(const TrainOptions& options, const Node& rec
 
 std::string gibibytes(double bytes) { return fmt::format("{:.2f} GiB", bytes / 0x1p30); }
 
-ExitCode dry_run(const lab::TrainingRun& run, const Node& recipe, const lab::TrainingSpec& spec,
+ExitCode dry_run(const lab::TrainingRun& run, const Node& recipe, const lab::TrainingSpec& spec, int64_t available,
                  const Globals& globals) {
   const Json prediction = run.prediction();
   if (globals.json) {
@@ -81,6 +84,7 @@ ExitCode dry_run(const lab::TrainingRun& run, const Node& recipe, const lab::Tra
   rows.push_back({"parameters", format_count(prediction["parameters"].get<int64_t>())});
   for (const char* part : {"weights_and_optimizer", "cache", "activations", "logits", "total"})
     rows.push_back({fmt::format("memory, {}", part), gibibytes(memory[part].get<double>())});
+  rows.push_back({"memory, available before", gibibytes(static_cast<double>(available))});
   const double work = prediction["flops_a_step"].get<double>();
   rows.push_back({"arithmetic a step, at most", fmt::format("{:.3g} TFLOP", work / 1e12)});
   rows.push_back({"time a step, at most about", format_duration(prediction["seconds_a_step"].get<double>())});
@@ -185,7 +189,8 @@ record::RunDirectory open_shared_directory(const TrainOptions& options, const No
 
 // What is about to happen, before the first step: whoever typed `faultline train` alone has asked for all of it.
 std::string plan_words(const lab::TrainingRun& run, const TrainOptions& options, const lab::TrainingSpec& spec,
-                       const std::string& folder) {
+                       int64_t available, const std::string& folder) {
+  const Json prediction = run.prediction();
   std::vector<std::string> stages;
   for (const train::StageSpec& stage : spec.train.spec.stages)
     stages.push_back(fmt::format("{} steps of {} with {} sequences each", stage.steps,
@@ -195,7 +200,14 @@ std::string plan_words(const lab::TrainingRun& run, const TrainOptions& options,
     text += "no recipe was named, so this is the default training; recipes/train/ has others\n";
   text += fmt::format("training {} on the task {}: {}\n", options.model, spec.task.name, joined(stages, ", then "));
   text += fmt::format("at most about {} by its arithmetic; the bar says more after a few steps\n",
-                      format_duration(run.prediction()["seconds"].get<double>()));
+                      format_duration(prediction["seconds"].get<double>()));
+  const double memory = prediction["memory_bytes"]["total"].get<double>();
+  text += fmt::format("memory: about {}, of {} that were available", gibibytes(memory),
+                      gibibytes(static_cast<double>(available)));
+  text +=
+      memory > static_cast<double>(available)
+          ? "; it may not be enough: a smaller train.micro_batch or train.slots, or '+train.lora.rank=16', takes less\n"
+          : "\n";
   return text + fmt::format("record: {}; Ctrl-C ends it, and --resume goes on. --dry-run only predicts.\n\n", folder);
 }
 
@@ -206,11 +218,15 @@ ExitCode train(TrainOptions options, const Globals& given) {
   const TrainingJob job = join_training(spec, recipe, !options.resume.empty(), given.device);
   const Globals globals = job.globals_of(given);
   if (!job.replicas.is_first()) spec.train.save_model = false;
+  fetch_default_model(options.model);
+  const int64_t available = model::available_memory(open_device(globals.device));
+  lab::refuse_training_that_does_not_fit(options.model, lab::config_of(options.model), model_dtype(options.dtype),
+                                         spec.train.spec, available);
   lab::LoadedModel loaded = open_model(options, globals);
   job.agree_on_model(*loaded.model);
   lab::TrainingRun run(loaded, spec, job.replicas);
   if (options.dry_run) {
-    const ExitCode code = dry_run(run, recipe, spec, globals);
+    const ExitCode code = dry_run(run, recipe, spec, available, globals);
     job.close();
     return code;
   }
@@ -222,7 +238,8 @@ ExitCode train(TrainOptions options, const Globals& given) {
           : fmt::format("{} keeps the log of its steps, but no checkpoint (train.checkpoint_every is 0); "
                         "the same command begins again",
                         folder));
-  if (!globals.quiet && !globals.json && job.replicas.is_first()) print_now(plan_words(run, options, spec, folder));
+  if (!globals.quiet && !globals.json && job.replicas.is_first())
+    print_now(plan_words(run, options, spec, available, folder));
   lab::TrainingOutcome outcome;
   StepCosts costs;
   {

@@ -4,7 +4,10 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/error.h"
+#include "lab/model_source.h"
 #include "model/checkpoint/gguf.h"
 #include "task/task.h"
 
@@ -23,13 +26,10 @@ model::Tokenizer load_tokenizer(const std::filesystem::path& model) {
 // twice; flash attention needs no plan.
 LoadedModel load_model(const std::string& name, const LoadOptions& options) {
   if (options.device.is_cuda()) at::globalContext().setSDPUseCuDNN(false);
+  if (std::optional<LoadedModel> other = model_from_elsewhere(name, options)) return std::move(*other);
   const std::unique_ptr<model::Checkpoint> checkpoint = model::open_checkpoint(name);
   LoadedModel loaded{checkpoint->path(), nullptr, load_tokenizer(checkpoint->path())};
-  const int64_t known = loaded.tokenizer.vocabulary_size(), rows = checkpoint->config().vocabulary;
-  if (known > rows)
-    throw UsageError(
-        fmt::format("{}: the tokenizer knows {} tokens, the embedding only {}; they belong to different models",
-                    loaded.path.string(), known, rows));
+  refuse_other_tokenizer(loaded, checkpoint->config());
   loaded.model = std::make_unique<model::CausalLm>(*checkpoint, options.dtype, options.device, options.progress);
   return loaded;
 }

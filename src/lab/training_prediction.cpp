@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/json.h"
+#include "lab/training_memory.h"
 #include "lab/training_state.h"
 #include "train/actor.h"
 
@@ -15,34 +16,22 @@ constexpr double kCpuRate = 5e10, kGpuRate = 1.5e14;  // operations a second tha
 Json TrainingRun::prediction() const {
   const State& state = *state_;
   model::CausalLm& model = *state.loaded.model;
-  int64_t parameters = 0, longest = 0;
-  for (const model::CausalLm::Parameter& parameter : model.parameters()) parameters += parameter.tensor->numel();
+  int64_t longest = 0;
   for (const train::TrainProblem& problem : state.data.problems)
     longest = std::max<int64_t>(longest, std::ssize(problem.prompt));
   const train::StageSpec& stage = state.last_stage();
-  const model::ModelConfig& config = model.config();
-  const int64_t tokens = longest + stage.max_new_tokens;
-  const int64_t rows = stage.rows();
-  const auto size = static_cast<double>(c10::elementSize(model.options().dtype().toScalarType()));
-  const double weights = static_cast<double>(parameters) * (2 * size + 4 * sizeof(float));  // weights, gradients, state
-  const double cache = static_cast<double>(2 * config.layers * config.kv_heads * config.head_size *
-                                           std::min(stage.slots, stage.sequences()) * tokens) *
-                       size;
-  // Per token and layer, what backward needs: about 12 vectors of the hidden size and 4 of the inner one.
-  const double kept =
-      static_cast<double>(rows * tokens * config.layers * (12 * config.hidden + 4 * config.inner)) * size;
-  const double logits =
-      static_cast<double>(std::min(train::head_positions(model), rows * stage.max_new_tokens) * config.vocabulary) *
-      (size + 3 * sizeof(float));
+  const int64_t tokens = longest + stage.max_new_tokens, parameters = parameters_of(model.config());
+  const TrainingMemory memory = training_memory(model.config(), model.options().dtype().toScalarType(),
+                                                state.spec.train.spec, tokens, train::head_positions(model));
   Json json = {{"parameters", parameters},
                {"sequences_a_step", stage.sequences()},
                {"longest_prompt", longest},
                {"memory_bytes",
-                {{"weights_and_optimizer", weights},
-                 {"cache", cache},
-                 {"activations", kept},
-                 {"logits", logits},
-                 {"total", weights + cache + kept + logits}}},
+                {{"weights_and_optimizer", memory.weights_and_optimizer},
+                 {"cache", memory.cache},
+                 {"activations", memory.activations},
+                 {"logits", memory.logits},
+                 {"total", memory.total()}}},
                {"flops_a_step", 2.0 * static_cast<double>(parameters * stage.sequences() * tokens) * 4}};
   // At most: every response as long as it may be. Forward 2, backward 4, sampling 2 operations a parameter and token.
   const double token = 2.0 * static_cast<double>(parameters);

@@ -1,4 +1,7 @@
-#include <c10/core/ScalarType.h>
+#include "model/memory.h"
+
+#include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +12,7 @@
 
 #include "base/error.h"
 #include "model/build.h"
+#include "model/checkpoint/tensor_table.h"
 
 namespace faultline::model {
 namespace {
@@ -36,23 +40,27 @@ std::optional<int64_t> number_of(const std::filesystem::path& file, const std::s
   return std::nullopt;
 }
 
-std::string human(int64_t bytes) {
+}  // namespace
+
+std::string human_bytes(int64_t bytes) {
   const auto value = static_cast<double>(bytes);
   return value >= 1e9 ? fmt::format("{:.1f} GB", value / 1e9) : fmt::format("{:.1f} MB", value / 1e6);
 }
 
-}  // namespace
-
-int64_t weight_bytes(const Checkpoint& checkpoint, at::ScalarType dtype) {
+int64_t weight_bytes(const ModelConfig& config, at::ScalarType dtype) {
   const auto wide = static_cast<int64_t>(c10::elementSize(at::kFloat)),
              narrow = static_cast<int64_t>(c10::elementSize(dtype));
   int64_t bytes = 0;
-  for (const std::string& name : checkpoint.names()) {
+  for (const TensorPlace& tensor : tensor_table(config)) {
     int64_t elements = 1;
-    for (const int64_t size : checkpoint.sizes(name)) elements *= size;  // check_config: no product overflows
-    bytes = sum_up_to_limit(bytes, elements * (name.ends_with("norm.weight") ? wide : narrow));
+    for (const int64_t size : tensor.sizes) elements *= size;  // check_config: no product overflows
+    bytes = sum_up_to_limit(bytes, elements * (tensor.name.ends_with("norm.weight") ? wide : narrow));
   }
   return bytes;
+}
+
+int64_t weight_bytes(const Checkpoint& checkpoint, at::ScalarType dtype) {
+  return weight_bytes(checkpoint.config(), dtype);
 }
 
 int64_t available_memory(const std::filesystem::path& root) {
@@ -69,12 +77,18 @@ int64_t available_memory(const std::filesystem::path& root) {
   return available;
 }
 
+int64_t available_memory(const at::Device& device) {
+  if (device.is_cpu()) return available_memory();
+  at::globalContext().lazyInitDevice(device.type());
+  return static_cast<int64_t>(at::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first);
+}
+
 void refuse_what_does_not_fit(const Checkpoint& checkpoint, at::ScalarType dtype, int64_t available) {
   const int64_t needed = weight_bytes(checkpoint, dtype);
   if (needed <= available) return;
   throw UsageError(fmt::format(
       "{}: its weights take {} in {}, and {} of memory are available; take a smaller model{} or a larger machine",
-      checkpoint.path().string(), human(needed), c10::toString(dtype), human(available),
+      checkpoint.path().string(), human_bytes(needed), c10::toString(dtype), human_bytes(available),
       dtype == at::kFloat ? ", --dtype bf16" : ""));
 }
 

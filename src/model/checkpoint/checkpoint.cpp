@@ -4,12 +4,42 @@
 #include <fmt/ranges.h>
 
 #include <cstdlib>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "model/checkpoint/table_checkpoint.h"
 
 namespace faultline::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool holds(const fs::path& folder, std::string_view prefix, std::string_view ending) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(prefix) && name.ends_with(ending)) return true;
+  }
+  return false;
+}
+
+// A checkpoint of verl, global_step_20 or its actor: shards of FSDP as pickles and, where save_contents asked for
+// hf_model, the whole model beside them.
+fs::path model_in_verl_checkpoint(const fs::path& folder) {
+  const fs::path actor = fs::is_directory(folder / "actor") ? folder / "actor" : folder;
+  if (!holds(actor, "model_world_size_", ".pt")) return folder;
+  if (holds(actor / "huggingface", "model", ".safetensors")) return actor / "huggingface";
+  fs::path merged = fs::weakly_canonical(folder);
+  merged += "-merged";
+  throw UsageError(fmt::format(
+      "{}: a checkpoint of verl, whose FSDP shards are pickles, which can run code and are never loaded; merge them:\n"
+      "  python -m verl.model_merger merge --backend fsdp --local_dir {} --target_dir {}\n"
+      "then give {} (or train with actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model])",
+      folder.string(), actor.string(), merged.string(), merged.string()));
+}
+
+}  // namespace
 
 std::vector<std::string> TableCheckpoint::names() const {
   std::vector<std::string> names;
@@ -53,7 +83,7 @@ void TableCheckpoint::check_sizes(const std::string& stored_name, const std::vec
                                stored_name, fmt::join(found, ", "), fmt::join(wanted, ", ")));
 }
 
-std::filesystem::path resolve_model(const std::string& model) {
+fs::path resolve_model(const std::string& model) {
   if (model != "default") return model;
   if (const char* chosen = std::getenv("FAULTLINE_MODEL"); chosen != nullptr && *chosen != '\0') return chosen;
   const char* cache = std::getenv("XDG_CACHE_HOME");
@@ -76,7 +106,7 @@ std::unique_ptr<Checkpoint> open_checkpoint(const std::string& model) {
                           path.string())
             : fmt::format("{}: no such model; give a Hugging Face folder, a .gguf file or 'default'", path.string()));
   }
-  if (std::filesystem::is_directory(status)) return open_safetensors_folder(path);
+  if (std::filesystem::is_directory(status)) return open_safetensors_folder(model_in_verl_checkpoint(path));
   if (path.extension() == ".safetensors") {
     throw UsageError(fmt::format("{}: give the folder, which holds config.json too", path.string()));
   }

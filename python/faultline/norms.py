@@ -1,20 +1,25 @@
-"""AQN on the norm weights of vLLM's sampler: the norms that our own trainer would choose, given noise when the model is loaded, at
-every step and after every update of their weights, and counted in the evidence of the process (`notes.aqn`). The clean weight
-of each is kept; what the model reads is its noisy copy, in the memory that compiled code and captured graphs read."""
+"""AQN on the norm weights of somebody else's sampler, vLLM's or (trainer_norms.py) a trainer's own model: the norms that our own trainer
+would choose, given noise when the model is loaded, at every step and after every update of their weights, and counted in the evidence
+of the process (`notes.aqn`). The clean weight of each is kept; what the model reads is its noisy copy, in the memory that compiled
+code and captured graphs read."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 
-from faultline import environment, noise
+from faultline import noise
 from faultline.attach import _named_modules
 from faultline.complaints import EvidenceError
 
+if TYPE_CHECKING:  # it imports us
+    from faultline.environment import Armed
+
 _OPS = torch.ops.faultline
-_noises: list[NormNoise] = []  # of the engines in this process
+_noises: list[NormNoise] = []  # of the samplers in this process
 
 
 @dataclasses.dataclass
@@ -37,7 +42,8 @@ class _Norm:
 
 
 class NormNoise:
-    def __init__(self, model: torch.nn.Module, recipe: str, own: environment.Armed):
+    def __init__(self, model: torch.nn.Module, recipe: str, own: Armed, *, is_resting: bool = False):
+        """is_resting: the weights stay clean until go_on()."""
         self._recipe, self._own, self._steps = recipe, own, own.plan.steps
         modules = dict(_named_modules(model))
         chosen = _OPS.aqn_norms(recipe, list(modules), self._steps.total)
@@ -53,7 +59,7 @@ class NormNoise:
         self._shares: list[float] = []  # of noise measured in noise asked for: lowest, highest
         self._overwritten: dict[str, None] = {}
         self._applications = self._work_before = 0
-        self._is_asleep = self._is_resting = False
+        self._is_asleep, self._is_resting = False, is_resting
         self.account = dict(noise.NO_NOISE)
         self._check_strength(self._norms)
         _noises.append(self)
@@ -172,6 +178,11 @@ class NormNoise:
         }
         others = [other.account for other in _noises if other is not self and other._own is self._own]
         self._own.notes["aqn"] = {**self.account, "others": others} if others else self.account
+
+
+def engine_has_noise(own: Armed) -> bool:
+    """Whether an engine in this process carries the noise of this plan."""
+    return any(type(noise) is NormNoise and noise._own is own for noise in _noises)
 
 
 def _has_weight(module: torch.nn.Module) -> bool:
