@@ -3,7 +3,7 @@ comes from here. An arm that has a record is passed over, so a second call goes 
 its record. Raw evidence stays beside it, all of it in one archive.
 
     python tests/verl_arms.py data PARQUETS                                        needs libfaultline_testing.so: arithmetic in verl's schema
-    python tests/verl_arms.py run OUT --model M --data PARQUETS --arms clean,noisy --seeds 100,101 [--steps 20 --together 4 --limit 560] [--archive FILE]
+    python tests/verl_arms.py run OUT --model M --data PARQUETS --arms clean,noisy,clean@101 [--seeds 100 --steps 20 --together 4 --limit 560] [--archive FILE]
     python tests/verl_arms.py list"""
 
 import argparse
@@ -30,7 +30,7 @@ BY_EPOCH = {"schedule": "epoch_aware", "boundaries": [0.05, 0.01, 0.005], "sigma
 LINEAR = {"schedule": "linear", "sigma_start": 0.05, "sigma_end": 0.005, "sigma_scale": "relative"}
 ALL = {**NOISE, "where": {"operator": "all_ops"}}
 SOFTMAX = ["+actor_rollout_ref.model.override_config.attn_implementation=eager"]  # in sdpa it is inside of one kernel, as it is in vLLM
-GSM8K = ["data.max_prompt_length=320", "data.max_response_length=160", "actor_rollout_ref.rollout.max_model_len=480"]
+GSM8K = ["data.max_prompt_length=256", "data.max_response_length=160", "actor_rollout_ref.rollout.max_model_len=416"]
 FP32 = ["actor_rollout_ref.rollout.dtype=float32", "actor_rollout_ref.actor.fsdp_config.dtype=float32", "actor_rollout_ref.ref.fsdp_config.dtype=float32"]
 
 # name: (what the recipe says beside its seed; None: no recipe, settings beside those of all arms)
@@ -66,6 +66,7 @@ def write_data(folder):
         rows = [{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": one["question"]}], "ability": "math", "reward_model": {"style": "rule", "ground_truth": one["answer"]},
                  "extra_info": {"index": i, "split": split, "answer": one["solution"]}} for i, one in enumerate(some)]
         pandas.DataFrame(rows).to_parquet(folder / f"{split}.parquet")
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))  # for our trainer, where no Arrow fits its library
 
 
 def take(source, target, count):
@@ -102,8 +103,8 @@ def _of_cpu(rollout, actor):
 
 def variables_of(wish, place, slot):
     own = {name: value for name, value in os.environ.items() if not name.startswith(("FAULTLINE_", "RAY_")) or name == "FAULTLINE_LIBRARY"}
-    own |= {"VERL_USE_EXTERNAL_MODULES": "faultline_verl", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "VERL_FILE_LOGGER_PATH": str(place / "metrics.jsonl"),
-            "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "2", "VLLM_CACHE_ROOT": str(wish.out / f"cache-{slot}"), "TRITON_CACHE_DIR": str(wish.out / f"cache-{slot}/triton"), "TORCHINDUCTOR_CACHE_DIR": str(wish.out / f"cache-{slot}/inductor"),
+    own |= {"VERL_USE_EXTERNAL_MODULES": "faultline_verl", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0", "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "180", "RAY_USAGE_STATS_ENABLED": "0", "VERL_FILE_LOGGER_PATH": str(place / "metrics.jsonl"),
+            "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2", "VLLM_CACHE_ROOT": str(wish.out.parent / f"cache-{slot}"), "TRITON_CACHE_DIR": str(wish.out.parent / f"cache-{slot}/triton"), "TORCHINDUCTOR_CACHE_DIR": str(wish.out.parent / f"cache-{slot}/inductor"),
             "PYTHONPATH": os.pathsep.join([str(wish.out / "installed"), str(ROOT / "python"), str(ROOT / "tests"), *own.get("PYTHONPATH", "").split(os.pathsep)])}  # fmt: skip
     if wish.device == "cpu":
         own |= {"VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,faultline_verl", "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
@@ -175,7 +176,8 @@ def run_all(wish):
         (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (place / "entry_points.txt").write_text(entry_points)
     wish.layers = json.loads((wish.model / "config.json").read_text())["num_hidden_layers"]
-    waiting = [(name, seed) for seed in wish.seeds for name in wish.arms if not (wish.out / f"{name}-{seed}/record.json").exists()]
+    wanted = [(name, int(seed) if at else default) for default in wish.seeds for name, at, seed in (one.partition("@") for one in wish.arms)]
+    waiting = [(name, seed) for name, seed in dict.fromkeys(wanted) if not (wish.out / f"{name}-{seed}/record.json").exists()]
     slots, running = list(range(wish.together)), []
     while (waiting or running) and time.time() < deadline:
         while waiting and slots and time.time() < deadline - wish.least:
@@ -212,7 +214,7 @@ def main():
     run.add_argument("--arms", type=lambda text: text.split(","), default=["clean", "noisy"])
     run.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[100])
     run.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    numbers = {"steps": 20, "together": 4, "limit": 560, "least": 60, "apart": 3, "prompts": 16, "samples": 8, "micro": 64, "slots": 128, "validation": 64, "validate-every": 10, "prompt-tokens": 160, "response-tokens": 64}
+    numbers = {"steps": 20, "together": 4, "limit": 560, "least": 150, "apart": 3, "prompts": 16, "samples": 8, "micro": 64, "slots": 128, "validation": 64, "validate-every": 10, "prompt-tokens": 112, "response-tokens": 48}
     for name, value in numbers.items():
         run.add_argument(f"--{name}", type=int, default=value)
     run.add_argument("--lr", type=float, default=1e-5)
@@ -222,7 +224,7 @@ def main():
     elif wish.command == "data":
         write_data(wish.folder)
     else:
-        if unknown := [name for name in wish.arms if name not in ARMS]:
+        if unknown := [name for name in wish.arms if name.partition("@")[0] not in ARMS]:
             parser.error(f"no such arm: {', '.join(unknown)}; there are {', '.join(ARMS)}")
         run_all(wish)
 

@@ -14,12 +14,12 @@ import subprocess
 import sys
 
 SFT = {"seed": 100, "task": {"name": "arithmetic", "difficulty": 2, "train": 2048, "test": 256}, "train": {"algorithm": "sft", "steps": 25, "prompts": 32, "lr": 1e-4, "save_model": True, "checkpoint_every": 0, "validation_problems": 256}}
-GRPO = {"algorithm": "grpo", "steps": 20, "prompts": 16, "n": 8, "lr": 1e-5, "micro_batch": 64, "slots": 128, "max_new_tokens": 64, "use_kl_loss": True, "kl_loss_coef": 0.001, "kl_loss_type": "k3", "validate_every": 10, "validation_problems": 64, "checkpoint_every": 0}
+GRPO = {"algorithm": "grpo", "steps": 20, "prompts": 16, "n": 8, "lr": 1e-5, "micro_batch": 64, "slots": 128, "max_new_tokens": 48, "use_kl_loss": True, "kl_loss_coef": 0.001, "kl_loss_type": "k3", "validate_every": 10, "validation_problems": 64, "checkpoint_every": 0}
 DIFFERS = {
     "order of the problems": "each has its own shuffle; a seed is the same number, not the same numbers drawn",
-    "sampling": "vLLM and our generation draw other tokens from the same distribution; both at temperature 1, at most 64 new tokens",
+    "sampling": "vLLM and our generation draw other tokens from the same distribution; both at temperature 1, at most 48 new tokens",
     "old log-probabilities": "verl computes them with the actor before the update; ours are those of the same forward (one update a step: the ratio is 1 in both)",
-    "padding": "verl pads every row to 160 + 64 tokens, ours to the widest of its micro-batch",
+    "padding": "verl pads every row to 112 + 48 tokens, ours to the widest of its micro-batch",
     "weights": "fp32 masters in both; verl computes under FSDP2's mixed precision in bf16, ours in bf16 weights",
 }
 
@@ -47,7 +47,7 @@ def ours(wish):
         if target.exists():
             continue
         wish.out.mkdir(parents=True, exist_ok=True)
-        recipe = {"model": str(wish.model), "seed": seed, "task": {"name": "gsm8k", "train_file": str(wish.data / "train.parquet"), "test_file": str(wish.data / "test.parquet"), "train": wish.problems}, "train": {**GRPO, **wish.train}}
+        recipe = {"model": str(wish.model), "seed": seed, "task": {"name": "gsm8k", "train_file": str(wish.data / "train.jsonl"), "test_file": str(wish.data / "test.jsonl"), "train": wish.problems}, "train": {**GRPO, **wish.train}}
         (wish.out / f"ours-{seed}.recipe.json").write_text(json.dumps(recipe))
         made = program(wish, "train", wish.out / f"ours-{seed}.recipe.json", "--out", wish.out / "runs")
         events = [json.loads(line) for line in (pathlib.Path(made["record"]) / "events.jsonl").read_text().splitlines()]

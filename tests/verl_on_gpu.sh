@@ -17,7 +17,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 library=$root
 [ -f "$root/libfaultline.so" ] || library=$root/build
 PYTHON=${PYTHON:-python3}
-mkdir -p "$work" "$out"
+runs=${RUNS:-arms} # another folder for a rehearsal
+mkdir -p "$work/$runs" "$work/ours" "$out"
 say() { printf '==> %4d s: %s\n' $((SECONDS - began)) "$*"; }
 fail() { say "$*"; exit 1; }
 
@@ -36,18 +37,17 @@ if [ -z "${MODEL:-}" ]; then
 fi
 say "model $MODEL"
 collect() {
-  cp "$work/start/start.json" "$work/arms/start.json" 2>/dev/null
-  tar cz -C "$work" $(cd "$work" && ls -d arms/*.json arms/*/*.json arms/*/*.jsonl arms/*/evidence arms/*/log.txt ours/*.json ours.log 2>/dev/null) >"$out/records.tar.gz.new" && mv "$out/records.tar.gz.new" "$out/records.tar.gz"
+  cp "$work/start/start.json" "$work/$runs/start.json" 2>/dev/null
+  (cd "$work" && tar cz $(ls -d "$runs"/*.json "$runs"/*/*.json "$runs"/*/*.jsonl "$runs"/*/evidence "$runs"/*/log.txt ours/*.json ours.log 2>/dev/null)) >"$work/records.tar.gz" && cp "$work/records.tar.gz" "$out/"
 }
-mkdir -p "$work/arms" "$work/ours"
 trap 'collect; say "collected"' EXIT
 trap 'exit 1' TERM INT
 if [ -n "$ours" ]; then
   "$PYTHON" "$root/tests/verl_beside_ours.py" ours "$work/ours" --program "$program" --model "$MODEL" --data "$data" --device "$device" ${OURS:-} 2>&1 | tee "$work/ours.log"
   say "our own trainer"
 fi
-"$PYTHON" "$root/tests/verl_arms.py" run "$work/arms" --model "$MODEL" --data "$data" --device "$device" --limit $((limit - SECONDS + began)) --archive "$out/arms.tar.gz" "$@"
+"$PYTHON" "$root/tests/verl_arms.py" run "$work/$runs" --model "$MODEL" --data "$data" --device "$device" --limit $((limit - SECONDS + began)) --archive "$out/arms.tar.gz" "$@"
 say "arms"
-for folder in "$work"/arms/*/; do
-  [ -f "$folder/record.json" ] && "$PYTHON" -c 'import json, sys; r = json.load(open(sys.argv[1])); s = [round(x["timing_s/step"], 1) for x in r["steps"]]; print(r["arm"], r["seed"], r["exit"], "steps", len(s), "seconds", s, [(p["role"], p["ended"], {n: (q["sites"], q["calls"], q["exact"]) for n, q in p["phases"].items()}, len(p["complaints"])) for p in r["processes"]])' "$folder/record.json"
+for folder in "$work/$runs"/*/; do
+  [ -f "$folder/record.json" ] && "$PYTHON" -c 'import json, sys; r = json.load(open(sys.argv[1])); s = [round(x.get("timing_s/step", 0), 1) for x in r["steps"]]; print(r["arm"], r["seed"], r["exit"], "steps", len(s), "seconds", s, [(p["role"], p["ended"], {n: (q["sites"], q["calls"], q["exact"]) for n, q in p["phases"].items()}, len(p["complaints"])) for p in r["processes"]])' "$folder/record.json"
 done
