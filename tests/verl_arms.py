@@ -103,7 +103,7 @@ def _of_cpu(rollout, actor):
 
 def variables_of(wish, place, slot):
     own = {name: value for name, value in os.environ.items() if not name.startswith(("FAULTLINE_", "RAY_")) or name == "FAULTLINE_LIBRARY"}
-    own |= {"VERL_USE_EXTERNAL_MODULES": "faultline_verl", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0", "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "180", "RAY_USAGE_STATS_ENABLED": "0", "VERL_FILE_LOGGER_PATH": str(place / "metrics.jsonl"),
+    own |= {"VERL_USE_EXTERNAL_MODULES": "faultline_verl", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0", "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_agent_register_timeout_ms": "240000", "RAY_USAGE_STATS_ENABLED": "0", "VERL_FILE_LOGGER_PATH": str(place / "metrics.jsonl"),
             "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2", "VLLM_CACHE_ROOT": str(wish.out.parent / f"cache-{slot}"), "TRITON_CACHE_DIR": str(wish.out.parent / f"cache-{slot}/triton"), "TORCHINDUCTOR_CACHE_DIR": str(wish.out.parent / f"cache-{slot}/inductor"),
             "PYTHONPATH": os.pathsep.join([str(wish.out / "installed"), str(ROOT / "python"), str(ROOT / "tests"), *own.get("PYTHONPATH", "").split(os.pathsep)])}  # fmt: skip
     if wish.device == "cpu":

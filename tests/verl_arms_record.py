@@ -47,6 +47,25 @@ def said(path):
     return {"lines": list(lines.values())[:LINES], "norms_of_applications": applied, "end": "" if "Training Progress: 100%" in text else text[-1500:]}
 
 
+# --- what is published ----------------------------------------------------------------------------------------------------
+COLUMNS = {"reward": "critic/score/mean", "tokens": "response_length/mean", "gradient": "actor/grad_norm", "sigma": "faultline/aqn/sigma", "sigma_realised": "faultline/aqn/realised", "norms": "faultline/aqn/norms", "complaints": "faultline/complaints",
+           "kl_k1": "faultline/mismatch/kl_k1", "kl_k3": "faultline/mismatch/kl_k3", "ratio_p50": "faultline/mismatch/ratio_p50", "effective_sample_share": "faultline/mismatch/effective_sample_share"}  # fmt: skip
+SECONDS = ("step", "gen", "reward", "old_log_prob", "ref", "update_actor", "update_weights", "testing")
+OF_PROCESS = ("role", "ended", "work", "steps", "forwards", "phases", "apart", "complaints", "rules", "aqn", "eval")
+
+
+def published(record):
+    """The same, a column for each metric, and the last step's faultline metrics."""
+    steps = record["steps"]
+    columns = {name: [step[key] for step in steps] for name, key in COLUMNS.items() if steps and all(key in step for step in steps)}
+    seconds = {name: [step.get(f"timing_s/{name}") for step in steps] for name in SECONDS if any(f"timing_s/{name}" in step for step in steps)}
+    validation = {str(step["step"]): value for step in steps for name, value in step.items() if name.startswith("val-core/")}
+    canary = lambda one: {"canary": {name: value for name, value in one["canary"].items() if isinstance(value, (int, float, str, bool))}} if isinstance(one.get("canary"), dict) else {"canary": one.get("canary")}  # noqa: E731
+    return {**{name: record[name] for name in ("arm", "seed", "exit", "seconds", "recipe", "norms_of_applications", "without_work", "verdict")}, "settings": [one for one in record["command"] if "=" in one], "columns": columns, "step_seconds": seconds,
+            "validation": validation, "last": {name: value for name, value in (steps[-1] if steps else {}).items() if name.startswith("faultline/")}, "processes": [{**{name: one.get(name) for name in OF_PROCESS}, **canary(one)} for one in record["processes"]],
+            "lines": [line for line in record["lines"] if len(line) < 300][:30], "end": record["end"][-600:] if record["exit"] != 0 else ""}  # fmt: skip
+
+
 # --- evidence -------------------------------------------------------------------------------------------------------------
 def process(entry, command):
     report = entry["report"]

@@ -44,6 +44,15 @@ def test_a_record_has_the_steps_the_lines_and_every_process(tmp_path):
     assert made["lines"] == ["[AQN] Applied noise to 61 RMSNorm layers"] and [one["phases"]["rollout"]["exact"] for one in made["processes"]] == [True]
 
 
+def test_what_is_published_keeps_every_step_and_every_process():
+    steps = [{"step": number, "critic/score/mean": 0.1 * number, "timing_s/step": 2.0, **({"val-core/x/reward/mean@1": 0.5, "timing_s/testing": 1.0} if number == 2 else {}), "faultline/complaints": 0.0} for number in (1, 2)]
+    process = verl_arms_record.process(entry(row(8, "actor_forward"), forwards={"actor_forward": {"whole": 8}}, work={"update_actor": 2}), COMMAND)
+    record = {"arm": "noisy", "seed": 1, "exit": 0, "seconds": 9.0, "recipe": None, "command": COMMAND, "steps": steps, "processes": [process], "norms_of_applications": {}, "without_work": {}, "verdict": [], "lines": [], "end": ""}
+    made = verl_arms_record.published(record)
+    assert made["columns"] == {"reward": [0.1, 0.2], "complaints": [0.0, 0.0]} and made["step_seconds"] == {"step": [2.0, 2.0], "testing": [None, 1.0]} and made["validation"] == {"2": 0.5}
+    assert made["processes"][0]["phases"]["actor_forward"]["exact"] and made["last"] == {"faultline/complaints": 0.0} and made["settings"] == COMMAND[1:]
+
+
 def test_every_arm_is_a_recipe_that_names_its_phases():
     for name, (recipe, settings) in verl_arms.ARMS.items():
         assert name == "clean" if recipe is None else recipe["faults"], name

@@ -23,6 +23,7 @@ say() { printf '==> %4d s: %s\n' $((SECONDS - began)) "$*"; }
 fail() { say "$*"; exit 1; }
 
 [ -f "$work/installed" ] || { bash "$parts/install.sh" "$parts" "$work" && touch "$work/installed" || fail "the parts could not be installed"; }
+[ -f "$work/compiled" ] || { "$PYTHON" -m compileall -q -j 0 "$work/site" >/dev/null 2>&1; touch "$work/compiled"; } # else every process of every run does it
 say "installed"
 # Where packages lie that must go before the parts' (an engine for CPUs, in a rehearsal)
 export PYTHONPATH="${BEFORE_PARTS:+$BEFORE_PARTS:}$work/site:$root/python:$root/tests" FAULTLINE_LIBRARY="$library/libfaultline.so" OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1
