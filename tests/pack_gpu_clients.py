@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 
-PART_MIB = 50
+PART_MIB = 44
 PYTHON = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_34")
 ENGINES = "vllm==0.22.1 verl==0.9.1 TransferQueue==0.1.11 ray==2.60.0 tensordict==0.10.0"
 # What they import for a model of text, from vLLM's plug-ins to verl's rewards.

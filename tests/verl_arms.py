@@ -92,18 +92,21 @@ def settings_of(wish, place, slot, seed):
         f"{rollout}.max_model_len={wish.prompt_tokens + wish.response_tokens}", f"{rollout}.max_num_seqs={wish.slots}", f"{rollout}.enable_prefix_caching=False",
         f"{rollout}.agent.num_workers=1", "reward.num_workers=1", "trainer.n_gpus_per_node=1", "trainer.nnodes=1", "trainer.logger=[console,file]", f"trainer.total_training_steps={wish.steps}", f"trainer.total_epochs={EPOCHS}",
         "trainer.val_before_train=False", f"trainer.test_freq={wish.validate_every}", "trainer.save_freq=-1", "trainer.resume_mode=disable", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        "ray_kwargs.ray_init.num_cpus=16", "+ray_kwargs.ray_init.include_dashboard=False", "+ray_kwargs.ray_init.address=local", f"+ray_kwargs.ray_init._temp_dir=/tmp/ray{os.getpid()}-{slot}", "+ray_kwargs.ray_init.object_store_memory=2000000000",
-        *(_of_cpu(rollout, actor) if wish.device == "cpu" else [f"{rollout}.gpu_memory_utilization=0.12", f"+{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={2 << 30}", f"{rollout}.cudagraph_capture_sizes=[{','.join(str(size) for size in sizes if size <= wish.slots)}]"]),
+        "ray_kwargs.ray_init.num_cpus=16", "+ray_kwargs.ray_init.include_dashboard=False", "+ray_kwargs.ray_init.address=local", f"+ray_kwargs.ray_init._temp_dir=/tmp/r{slot}", "+ray_kwargs.ray_init.object_store_memory=2000000000",
+        *(_of_cpu(rollout, actor) if wish.device == "cpu" else [f"{rollout}.gpu_memory_utilization=0.12", f"+{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={1 << 30}", f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=256", f"{rollout}.cudagraph_capture_sizes=[{','.join(str(size) for size in sizes if size <= wish.slots)}]"]),
+        # vLLM's sleep holds the whole device's memory against what it freed, which runs beside it change; one process less is some 30 s less to start.
+        f"{rollout}.free_cache_engine=False", f"+{rollout}.enable_sleep_mode=False", f"+{rollout}.engine_kwargs.vllm.distributed_executor_backend=uni",
+        f"trainer.v1.sampler.custom_sampler.path={ROOT / 'tests/verl_sampler.py'}", "trainer.v1.sampler.custom_sampler.name=Quick",
     ]  # fmt: skip
 
 
 def _of_cpu(rollout, actor):
-    return ["trainer.device=cpu", f"{rollout}.dtype=bfloat16", f"{rollout}.enforce_eager=True", f"{rollout}.free_cache_engine=False", f"+{rollout}.enable_sleep_mode=False", f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16", "+ray_kwargs.ray_init.num_gpus=1"]
+    return ["trainer.device=cpu", f"{rollout}.dtype=bfloat16", f"{rollout}.enforce_eager=True", f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=16", "+ray_kwargs.ray_init.num_gpus=1"]
 
 
 def variables_of(wish, place, slot):
     own = {name: value for name, value in os.environ.items() if not name.startswith(("FAULTLINE_", "RAY_")) or name == "FAULTLINE_LIBRARY"}
-    own |= {"VERL_USE_EXTERNAL_MODULES": "faultline_verl", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0", "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_agent_register_timeout_ms": "240000", "RAY_USAGE_STATS_ENABLED": "0", "VERL_FILE_LOGGER_PATH": str(place / "metrics.jsonl"),
+    own |= {"VERL_USE_EXTERNAL_MODULES": "faultline_verl", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "RAY_DEDUP_LOGS": "0", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_agent_register_timeout_ms": "240000", "RAY_USAGE_STATS_ENABLED": "0", "VERL_FILE_LOGGER_PATH": str(place / "metrics.jsonl"),
             "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2", "VLLM_CACHE_ROOT": str(wish.out.parent / f"cache-{slot}"), "TRITON_CACHE_DIR": str(wish.out.parent / f"cache-{slot}/triton"), "TORCHINDUCTOR_CACHE_DIR": str(wish.out.parent / f"cache-{slot}/inductor"),
             "PYTHONPATH": os.pathsep.join([str(wish.out / "installed"), str(ROOT / "python"), str(ROOT / "tests"), *own.get("PYTHONPATH", "").split(os.pathsep)])}  # fmt: skip
     if wish.device == "cpu":
@@ -111,6 +114,14 @@ def variables_of(wish, place, slot):
     if (place / "recipe.json").exists():
         own |= {"FAULTLINE_RECIPE": str(place / "recipe.json"), "FAULTLINE_EVIDENCE": str(place / "evidence")}
     return own
+
+
+def own_tmp(place):
+    """verl names the socket of its weight sync /tmp/rl-colocate-zmq-JOB…, and every Ray of its own has the same first job: runs beside each other
+    need a /tmp each. -> the words before a command"""
+    (place / "tmp").mkdir()
+    words = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /tmp && exec "$@"', str(place / "tmp")]
+    return words if subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
 
 
 class Run:
@@ -132,7 +143,7 @@ class Run:
         self.command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings_of(wish, self.place, slot, seed), *more]
         self.began = time.time()
         with open(self.place / "log.txt", "w") as log:
-            self.process = subprocess.Popen(self.command, cwd=self.place, env=variables_of(wish, self.place, slot), stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = subprocess.Popen([*own_tmp(self.place), *self.command], cwd=self.place, env=variables_of(wish, self.place, slot), stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def end(self):
         """With all that it started: Ray's processes have sessions of their own."""
@@ -214,7 +225,7 @@ def main():
     run.add_argument("--arms", type=lambda text: text.split(","), default=["clean", "noisy"])
     run.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[100])
     run.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    numbers = {"steps": 20, "together": 4, "limit": 560, "least": 150, "apart": 3, "prompts": 16, "samples": 8, "micro": 64, "slots": 128, "validation": 64, "validate-every": 10, "prompt-tokens": 112, "response-tokens": 48}
+    numbers = {"steps": 20, "together": 4, "limit": 560, "least": 150, "apart": 1, "prompts": 16, "samples": 8, "micro": 64, "slots": 128, "validation": 64, "validate-every": 10, "prompt-tokens": 112, "response-tokens": 48}
     for name, value in numbers.items():
         run.add_argument(f"--{name}", type=int, default=value)
     run.add_argument("--lr", type=float, default=1e-5)

@@ -22,12 +22,18 @@ mkdir -p "$work/$runs" "$work/ours" "$out"
 say() { printf '==> %4d s: %s\n' $((SECONDS - began)) "$*"; }
 fail() { say "$*"; exit 1; }
 
+warm() { "$PYTHON" -c 'import importlib, sys
+for name in sys.argv[1:]:
+    try: importlib.import_module(name)
+    except Exception as error: print(name, error)' "$@" >/dev/null 2>&1 & } # files come into memory while something else is waited for
+warm torch transformers datasets
 [ -f "$work/installed" ] || { bash "$parts/install.sh" "$parts" "$work" && touch "$work/installed" || fail "the parts could not be installed"; }
-[ -f "$work/compiled" ] || { "$PYTHON" -m compileall -q -j 0 "$work/site" >/dev/null 2>&1; touch "$work/compiled"; } # else every process of every run does it
 say "installed"
 # Where packages lie that must go before the parts' (an engine for CPUs, in a rehearsal)
 export PYTHONPATH="${BEFORE_PARTS:+$BEFORE_PARTS:}$work/site:$root/python:$root/tests" FAULTLINE_LIBRARY="$library/libfaultline.so" OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1
 libraries=$("$PYTHON" -c 'import glob, os, torch; lib = os.path.dirname(torch.__file__); print(":".join([lib + "/lib", *glob.glob(os.path.dirname(lib) + "/nvidia/*/lib")]))')
+warm ray verl.trainer.main_ppo verl.workers.engine_workers transfer_queue
+warm vllm vllm.v1.worker.gpu_model_runner verl.workers.rollout.vllm_rollout.vllm_async_server
 program=$work/faultline # the program as a command of its own, with torch's libraries
 printf '#!/bin/sh\nLD_LIBRARY_PATH=%s:%s exec %s "$@"\n' "$library" "$libraries" "$library/faultline" >"$program" && chmod +x "$program"
 
@@ -44,11 +50,11 @@ collect() {
 trap 'collect; say "collected"' EXIT
 trap 'exit 1' TERM INT
 if [ -n "$ours" ]; then
-  "$PYTHON" "$root/tests/verl_beside_ours.py" ours "$work/ours" --program "$program" --model "$MODEL" --data "$data" --device "$device" ${OURS:-} 2>&1 | tee "$work/ours.log"
-  say "our own trainer"
+  "$PYTHON" "$root/tests/verl_beside_ours.py" ours "$work/ours" --program "$program" --model "$MODEL" --data "$data" --device "$device" ${OURS:-} >"$work/ours.log" 2>&1 & # while the arms start, the GPU has nothing to do
 fi
 "$PYTHON" "$root/tests/verl_arms.py" run "$work/$runs" --model "$MODEL" --data "$data" --device "$device" --limit $((limit - SECONDS + began)) --archive "$out/arms.tar.gz" "$@"
 say "arms"
+[ -n "$ours" ] && cat "$work/ours.log"
 for folder in "$work/$runs"/*/; do
   [ -f "$folder/record.json" ] && "$PYTHON" -c 'import json, sys; r = json.load(open(sys.argv[1])); s = [round(x.get("timing_s/step", 0), 1) for x in r["steps"]]; print(r["arm"], r["seed"], r["exit"], "steps", len(s), "seconds", s, [(p["role"], p["ended"], {n: (q["sites"], q["calls"], q["exact"]) for n, q in p["phases"].items()}, len(p["complaints"])) for p in r["processes"]])' "$folder/record.json"
 done
