@@ -31,6 +31,7 @@ LINEAR = {"schedule": "linear", "sigma_start": 0.05, "sigma_end": 0.005, "sigma_
 ALL = {**NOISE, "where": {"operator": "all_ops"}}
 SOFTMAX = ["+actor_rollout_ref.model.override_config.attn_implementation=eager"]  # in sdpa it is inside of one kernel, as it is in vLLM
 GSM8K = ["data.max_prompt_length=256", "data.max_response_length=160", "actor_rollout_ref.rollout.max_model_len=416"]
+ONE_PROCESS = ["+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=uni"]  # vLLM's own default; verl asks for a process more, which takes half a minute to start
 FP32 = ["actor_rollout_ref.rollout.dtype=float32", "actor_rollout_ref.actor.fsdp_config.dtype=float32", "actor_rollout_ref.ref.fsdp_config.dtype=float32"]
 
 # name: (what the recipe says beside its seed; None: no recipe, settings beside those of all arms)
@@ -94,8 +95,8 @@ def settings_of(wish, place, slot, seed):
         "trainer.val_before_train=False", f"trainer.test_freq={wish.validate_every}", "trainer.save_freq=-1", "trainer.resume_mode=disable", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "ray_kwargs.ray_init.num_cpus=16", "+ray_kwargs.ray_init.include_dashboard=False", "+ray_kwargs.ray_init.address=local", f"+ray_kwargs.ray_init._temp_dir=/tmp/r{slot}", "+ray_kwargs.ray_init.object_store_memory=2000000000",
         *(_of_cpu(rollout, actor) if wish.device == "cpu" else [f"{rollout}.gpu_memory_utilization=0.12", f"+{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={1 << 30}", f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=256", f"{rollout}.cudagraph_capture_sizes=[{','.join(str(size) for size in sizes if size <= wish.slots)}]"]),
-        # vLLM's sleep holds the whole device's memory against what it freed, which runs beside it change; one process less is some 30 s less to start.
-        f"{rollout}.free_cache_engine=False", f"+{rollout}.enable_sleep_mode=False", f"+{rollout}.engine_kwargs.vllm.distributed_executor_backend=uni",
+        # vLLM's sleep holds the whole device's memory against what it freed, which runs beside it change.
+        f"{rollout}.free_cache_engine=False", f"+{rollout}.enable_sleep_mode=False",
         f"trainer.v1.sampler.custom_sampler.path={ROOT / 'tests/verl_sampler.py'}", "trainer.v1.sampler.custom_sampler.name=Quick",
     ]  # fmt: skip
 
@@ -136,11 +137,12 @@ class Run:
             # A model that has fewer layers than the arm names is a rehearsal: its last one stands for it.
             text = json.dumps({"seed": seed, "phases": EVERYWHERE, **recipe}).replace(f'"layer": {LAYER}', f'"layer": {min(LAYER, wish.layers - 1)}').replace(f'"layers": {LAYER}', f'"layers": {min(LAYER, wish.layers - 1)}')
             (self.place / "recipe.json").write_text(text)
+        one_process = ONE_PROCESS if name in wish.one_process else []
         data = "gsm8k-" if more is GSM8K else ""
         take(wish.data / f"{data}train.parquet", self.place / "train.parquet", wish.prompts * -(-wish.steps // EPOCHS))
         take(wish.data / f"{data}test.parquet", self.place / "test.parquet", wish.validation)
         more = more if any("attn_implementation" in one for one in more) else [*more, "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"]
-        self.command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings_of(wish, self.place, slot, seed), *more]
+        self.command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings_of(wish, self.place, slot, seed), *more, *one_process]
         self.began = time.time()
         with open(self.place / "log.txt", "w") as log:
             self.process = subprocess.Popen([*own_tmp(self.place), *self.command], cwd=self.place, env=variables_of(wish, self.place, slot), stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -224,6 +226,7 @@ def main():
     run.add_argument("--archive", type=pathlib.Path)
     run.add_argument("--arms", type=lambda text: text.split(","), default=["clean", "noisy"])
     run.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[100])
+    run.add_argument("--one-process", type=lambda text: text.split(","), default=[], help="arms whose vLLM worker lives in the engine's process")
     run.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     numbers = {"steps": 20, "together": 4, "limit": 560, "least": 150, "apart": 1, "prompts": 16, "samples": 8, "micro": 64, "slots": 128, "validation": 64, "validate-every": 10, "prompt-tokens": 112, "response-tokens": 48}
     for name, value in numbers.items():
