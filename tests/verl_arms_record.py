@@ -86,7 +86,12 @@ def batches(command):
 
 def counts(rows, forwards):
     """Calls of a phase, and what they must be: of a site that was rehearsed as often as it was then, a forward; of others equally often in
-    every forward."""
+    every forward. What belongs to no module (the loss, the choice of a token) comes as often as there is something to score: apart, as `outside`."""
+    outside = collections.Counter()
+    for row in rows:
+        if not row["place"]:
+            outside[row["operator"]] += row["ledger"]["calls"]
+    rows = [row for row in rows if row["place"]]
     calls = sum(row["ledger"]["calls"] for row in rows)
     expected, per_forward = 0, collections.Counter()
     for row in rows:
@@ -99,6 +104,6 @@ def counts(rows, forwards):
             per_forward[f"{often} a forward"] += 1
     measured = [row["ledger"] for row in rows if row["ledger"].get("relative_rms") is not None]
     sampled = sum(ledger["sampled"] for ledger in measured)
-    return {"sites": len(rows), "calls": calls, "expected": expected, "exact": calls == expected, "forwards": forwards, "per_forward": per_forward,
+    return {"sites": len(rows), "calls": calls, "expected": expected, "exact": calls == expected, "outside": outside, "forwards": forwards, "per_forward": per_forward,
             "strength": rounded(math.sqrt(sum(ledger["sampled"] * ledger["relative_rms"] ** 2 for ledger in measured) / sampled)) if sampled else None,
             "operators": collections.Counter(row["operator"] for row in rows), "told": sorted({rounded(row["strength"]) for row in rows})[:8]}  # fmt: skip

@@ -33,6 +33,11 @@ def test_a_call_that_is_missing_or_a_rehearsal_that_was_not_kept_is_not_exact():
     assert not verl_arms_record.counts([row(0, "rollout")], {"body": 3})["exact"]
 
 
+def test_what_belongs_to_no_module_is_counted_apart():
+    made = verl_arms_record.counts([row(8, "rollout"), row(62, "rollout", place="", operator="aten::_log_softmax")], {"body": 8})
+    assert made["exact"] and (made["sites"], made["calls"], dict(made["outside"])) == (1, 8, {"aten::_log_softmax": 62})
+
+
 def test_a_record_has_the_steps_the_lines_and_every_process(tmp_path):
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence/process-a-1.json").write_text(json.dumps(entry(row(4, "rollout"), forwards={"rollout": {"body": 4}}, work={"rollout": 4})))
