@@ -54,6 +54,11 @@ SECONDS = ("step", "gen", "reward", "old_log_prob", "ref", "update_actor", "upda
 OF_PROCESS = ("role", "ended", "work", "steps", "forwards", "phases", "apart", "complaints", "rules", "aqn", "eval")
 
 
+def bare(text):
+    """Without the folders of a machine."""
+    return re.sub(r"(?<![\w/])/[\w./-]*/", "", text)
+
+
 def published(record):
     """The same, a column for each metric, and the last step's faultline metrics."""
     steps = record["steps"]
@@ -61,16 +66,17 @@ def published(record):
     seconds = {name: [step.get(f"timing_s/{name}") for step in steps] for name in SECONDS if any(f"timing_s/{name}" in step for step in steps)}
     validation = {str(step["step"]): value for step in steps for name, value in step.items() if name.startswith("val-core/")}
     canary = lambda one: {"canary": {name: value for name, value in one["canary"].items() if isinstance(value, (int, float, str, bool))}} if isinstance(one.get("canary"), dict) else {"canary": one.get("canary")}  # noqa: E731
-    return {**{name: record[name] for name in ("arm", "seed", "exit", "seconds", "recipe", "norms_of_applications", "without_work", "verdict")}, "settings": [one for one in record["command"] if "=" in one], "columns": columns, "step_seconds": seconds,
+    return {**{name: record[name] for name in ("arm", "seed", "exit", "seconds", "recipe", "norms_of_applications", "without_work", "verdict")}, "settings": [bare(one) for one in record["command"] if "=" in one], "columns": columns, "step_seconds": seconds,
             "validation": validation, "last": {name: value for name, value in (steps[-1] if steps else {}).items() if name.startswith("faultline/")}, "processes": [{**{name: one.get(name) for name in OF_PROCESS}, **canary(one)} for one in record["processes"]],
-            "lines": [line for line in record["lines"] if len(line) < 300][:30], "end": record["end"][-600:] if record["exit"] != 0 else ""}  # fmt: skip
+            "lines": [bare(line) for line in record["lines"] if len(line) < 300][:20]}  # fmt: skip
 
 
 # --- evidence -------------------------------------------------------------------------------------------------------------
 def process(entry, command):
     report = entry["report"]
     forwards = report.get("forwards_by_kind", {})
-    learnt = {"whole": entry["work"].get("update_actor", 0) * batches(command)}
+    scored = entry["work"].get("old_log_prob", 0) * batches(command)  # without gradients; the other forwards of the actor learn
+    learnt = {"whole": forwards.get("actor_forward", {}).get("whole", 0) - scored}
     phases = {phase: counts([row for row in report["rows"] if row["phase"] == phase], learnt if phase == "actor_backward" else forwards.get(phase, {})) for phase in sorted({row["phase"] for row in report["rows"]})}
     notes = entry["notes"]
     return {"role": entry["role"], "ended": entry["ended"], "work": entry["work"], "steps": report.get("steps"), "forwards": forwards, "phases": phases, "apart": report.get("apart"), "complaints": report["complaints"],
@@ -79,7 +85,7 @@ def process(entry, command):
 
 
 def batches(command):
-    """Forwards that learn in a step: a batch is cut into micro-batches."""
+    """Forwards of a step in each of its passes: a batch is cut into micro-batches."""
     values = dict(one.lstrip("+").split("=", 1) for one in command if "=" in one)
     return math.ceil(int(values["data.train_batch_size"]) * int(values["actor_rollout_ref.rollout.n"]) / int(values["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"]))
 

@@ -6,6 +6,7 @@ import pytest
 
 import verl_arms
 import verl_arms_record
+import verl_tables
 
 COMMAND = ["python", "data.train_batch_size=16", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64"]
 
@@ -19,7 +20,7 @@ def entry(*rows, forwards, work):
 
 
 def test_calls_of_a_backward_are_held_against_the_micro_batches_that_learnt():
-    made = verl_arms_record.process(entry(row(8, "actor_forward"), row(8, "actor_backward"), forwards={"actor_forward": {"whole": 8}}, work={"update_actor": 2}), COMMAND)
+    made = verl_arms_record.process(entry(row(8, "actor_forward"), row(8, "actor_backward"), forwards={"actor_forward": {"whole": 8}}, work={"update_actor": 2, "old_log_prob": 2}), COMMAND)
     forward, backward = made["phases"]["actor_forward"], made["phases"]["actor_backward"]
     assert (forward["calls"], forward["expected"], forward["exact"]) == (8, 8, True)
     assert (backward["calls"], backward["expected"], backward["exact"], dict(backward["per_forward"])) == (8, 8, True, {"2 a forward": 1}) and backward["strength"] == pytest.approx(0.05)
@@ -51,7 +52,7 @@ def test_a_record_has_the_steps_the_lines_and_every_process(tmp_path):
 
 def test_what_is_published_keeps_every_step_and_every_process():
     steps = [{"step": number, "critic/score/mean": 0.1 * number, "timing_s/step": 2.0, **({"val-core/x/reward/mean@1": 0.5, "timing_s/testing": 1.0} if number == 2 else {}), "faultline/complaints": 0.0} for number in (1, 2)]
-    process = verl_arms_record.process(entry(row(8, "actor_forward"), forwards={"actor_forward": {"whole": 8}}, work={"update_actor": 2}), COMMAND)
+    process = verl_arms_record.process(entry(row(8, "actor_forward"), forwards={"actor_forward": {"whole": 8}}, work={"update_actor": 2, "old_log_prob": 2}), COMMAND)
     record = {"arm": "noisy", "seed": 1, "exit": 0, "seconds": 9.0, "recipe": None, "command": COMMAND, "steps": steps, "processes": [process], "norms_of_applications": {}, "without_work": {}, "verdict": [], "lines": [], "end": ""}
     made = verl_arms_record.published(record)
     assert made["columns"] == {"reward": [0.1, 0.2], "complaints": [0.0, 0.0]} and made["step_seconds"] == {"step": [2.0, 2.0], "testing": [None, 1.0]} and made["validation"] == {"2": 0.5}
@@ -62,3 +63,8 @@ def test_every_arm_is_a_recipe_that_names_its_phases():
     for name, (recipe, settings) in verl_arms.ARMS.items():
         assert name == "clean" if recipe is None else recipe["faults"], name
         assert all("=" in one for one in settings)
+
+
+def test_the_tables_of_the_page_are_those_of_the_record():
+    page = verl_tables.PAGE.read_text()
+    assert verl_tables.replaced(page, json.loads(verl_tables.RECORD.read_text())) == page
