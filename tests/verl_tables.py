@@ -52,7 +52,7 @@ def mean(values):
 
 
 def trained(record):
-    return [arm for arm in record["arms"] if arm["columns"].get("reward")]
+    return [arm for arm in [*record["arms"], *record["cut_short"]] if arm["columns"].get("reward")]
 
 
 def arm_rows(record):
@@ -65,7 +65,7 @@ def arm_rows(record):
 
 
 def count_rows(record):
-    for arm in record["arms"]:
+    for arm in [*record["arms"], *record["cut_short"]]:
         for process in arm["processes"]:
             for phase, counts in process["phases"].items():
                 forwards = " + ".join(f"{often} {kind}" for kind, often in counts["forwards"].items())
@@ -74,7 +74,7 @@ def count_rows(record):
 
 
 def family_rows(record):
-    for arm in record["arms"]:
+    for arm in [*record["arms"], *record["cut_short"]]:
         for process in arm["processes"]:
             for rule in process["rules"]:
                 if rule.get("families"):

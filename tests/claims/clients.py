@@ -128,10 +128,11 @@ def verl_claims():
 
 
 def arms_claims():
-    arms = {(arm["arm"], arm["seed"]): arm for arm in record("h200-verl.json")["arms"]}
+    verl = record("h200-verl.json")
     steps = lambda arm: len(arm["columns"].get("reward", []))  # noqa: E731
-    clean, cut = arms.pop(("clean", 100)), [arm for arm in arms.values() if arm["exit"] == 1]
-    assert all(counts["exact"] for arm in arms.values() for process in arm["processes"] for counts in process["phases"].values()) and not any(process["complaints"] for arm in arms.values() for process in arm["processes"])
+    [clean], cut = [arm for arm in verl["arms"] if (arm["arm"], arm["seed"]) == ("clean", 100)], verl["cut_short"]
+    assert all(counts["exact"] for arm in [*verl["arms"], *cut] for process in arm["processes"] for counts in process["phases"].values())
+    assert not any(process["complaints"] for arm in [*verl["arms"], *cut] for process in arm["processes"])
     assert {verdict["script_error"] for arm in cut for verdict in arm["verdict"]} == {"RayTaskError"}
     return [
         say("**The clean run came to its end**, {steps} steps, status {exit}", steps=steps(clean), exit=clean["exit"]),
