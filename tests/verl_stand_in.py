@@ -222,6 +222,7 @@ class PPOTrainer:
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         metrics["critic/score/mean"] = 0.5
+        metrics["training/corr"] = torch.corrcoef(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 4.0]]))[0, 1].item()  # a product, as verl's has
 
 
 def log_probs(*, keys, partition_id, select_fields):

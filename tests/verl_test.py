@@ -69,6 +69,14 @@ def test_every_phase_is_counted_in_its_process_and_no_reference_is_faulted(tmp_p
     assert last["faultline/mismatch/kl_k1"] == pytest.approx(0.25)  # the third token is padding
 
 
+def test_what_the_driver_computes_is_neither_faulted_nor_counted(tmp_path):
+    result = result_of(run(tmp_path, {"seed": 7, "phases": E5, "faults": [NOISE]}, total=2))
+    exact = torch.corrcoef(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 4.0]]))[0, 1].item()
+    assert [step["training/corr"] for step in result["logged"]] == [exact] * 2
+    others = [entry for file in (tmp_path / "evidence").glob("process-*.json") if not (entry := json.loads(file.read_text()))["work"]]
+    assert others and all(rule["calls"] == 0 for entry in others for rule in entry["report"]["rules"])
+
+
 def test_old_log_probabilities_are_ref_where_the_user_says_so(tmp_path):
     result_of(run(tmp_path, {"seed": 7, "phases": {**E5, "ref": True}, "faults": [NOISE]}, {"FAULTLINE_OLD_LOG_PROBS": "ref"}, changes={"reference": False}))
     assert counts(tmp_path)["worker"][0] == {"ref": 2, "actor_forward": 2, "actor_backward": 2}

@@ -101,7 +101,7 @@ def sceptic_claims():
 
 
 def verl_claims():
-    verl = record("h200-verl.json")
+    verl = record("h200-verl.json")["earlier"]
     clean, noisy = verl["arms"]["clean"], verl["arms"]["e5"]
     vllm, actor = noisy["processes"]["vllm"], noisy["processes"]["worker"]
     kinds, forwards = vllm["by_kind"]["rollout"], actor["by_kind"]
@@ -127,8 +127,27 @@ def verl_claims():
     ]  # fmt: skip
 
 
-CLAIMS = [*vllm_claims(), *cost_claims(), *window_claims(), *sceptic_claims(), *verl_claims()]
+def arms_claims():
+    verl = record("h200-verl.json")
+    steps = lambda arm: len(arm["columns"].get("reward", []))  # noqa: E731
+    [clean], cut = [arm for arm in verl["arms"] if (arm["arm"], arm["seed"]) == ("clean", 100)], verl["cut_short"]
+    assert all(counts["exact"] for arm in [*verl["arms"], *cut] for process in arm["processes"] for counts in process["phases"].values())
+    assert not any(process["complaints"] for arm in [*verl["arms"], *cut] for process in arm["processes"])
+    assert {verdict["script_error"] for arm in cut for verdict in arm["verdict"]} == {"RayTaskError"}
+    cpu = verl["cpu"]
+    counted = [counts for arm in cpu for process in arm["processes"] for counts in process["phases"].values()]
+    [operators] = [process["phases"]["actor_forward"]["operators"] for arm in cpu if arm["arm"] == "all_ops" for process in arm["processes"] if process["role"] == "worker"]  # of modules
+    assert all(counts["exact"] for counts in counted) and {arm["exit"] for arm in cpu} == {0} and not any(verdict["complaints"] for arm in cpu for verdict in arm["verdict"]) and operators["aten::_softmax"] > 0
+    return [
+        say("came to their own judgement after {steps} steps: status {exit}, {calls:,.0f} calls as they must be", steps=steps(cpu[0]), exit=cpu[0]["exit"], calls=sum(counts["calls"] for counts in counted)),
+        say("**The clean run came to its end**, {steps} steps, status {exit}", steps=steps(clean), exit=clean["exit"]),
+        say("after {least} to {most} steps, status {exit}", least=min(map(steps, cut)), most=max(map(steps, cut)), exit=cut[0]["exit"]),
+    ]
+
+
+CLAIMS = [*arms_claims(), *vllm_claims(), *cost_claims(), *window_claims(), *sceptic_claims(), *verl_claims()]
 REASONS = [
+    (r"16 prompts x 8 answers a step, at most 48 new tokens, lr 1e-5|after 25 steps of SFT|AQN down to 0\.005|behind layer 15|a random model of 2 layers", "setting"),
     (r"32 prompts x 8 answers|with 5 % noise on every product\. Values|told 20 steps|in step 20|after step 1[09]|steps 2 to 19|sigma of 0\.0005|noise of 1e-5|own 1 and not 64|status 0", "setting"),
     (r"\| client \| what a test shows .*? ## vLLM on", "asserted by the test that the row names"),
     (r"prompt 64, 128 less 8 new tokens|5 % (relative )?noise on every|two rounds of three|at batch 1, 64 and 256|batch 1 \| batch 64 \| batch 256|a step of batch 1|At batch 256", "setting"),
