@@ -17,6 +17,9 @@
 namespace faultline::diagnose {
 namespace {
 
+// A rule that changes nothing in a forward like the recorded one fails its run.
+constexpr double kFewestUnequal = 64;
+
 // Note [A profile keeps the error's energy]
 // Where a result is near zero, its relative error can be anything: an error of a sum of products has the size of what
 // was added, not of what came out. Drawn as they are, such relative errors would strike large results too, and one in a
@@ -261,6 +264,12 @@ void write_profiles(const std::filesystem::path& folder, const Comparison& compa
   int64_t rules = 0;
   for (const Difference& one : comparison.operators) {
     if (one.profile.quantiles.empty()) continue;
+    const double unequal = static_cast<double>(one.elements) * (1 - one.share_equal);
+    if (unequal < kFewestUnequal) {
+      recipe += fmt::format("  # {}: {:.0f} of {} elements differ, too few to re-create\n", one.operation, unequal,
+                            one.elements);
+      continue;
+    }
     const std::string name = one.operation.substr(one.operation.find("::") + 2);
     write_file_atomically(folder / (name + ".json"), profile_json(one.profile, origin.dtype).dump(2) + "\n");
     recipe += fmt::format(
@@ -270,8 +279,9 @@ void write_profiles(const std::filesystem::path& folder, const Comparison& compa
     ++rules;
   }
   if (rules == 0)
-    throw UsageError(fmt::format("{} and {} gave the same numbers in every call: there is nothing to re-create",
-                                 origin.first, origin.second));
+    throw UsageError(
+        fmt::format("{} and {} gave the same numbers, but for single elements: there is nothing to re-create",
+                    origin.first, origin.second));
   write_file_atomically(folder / "recipe.yaml", recipe);
 }
 
