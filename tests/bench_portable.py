@@ -1,5 +1,6 @@
 """The portable arithmetic against the plain PyTorch expression of the same noise, in one run: `y + randn_like(y) * s` beside
-absolute_gaussian with and without its ledger, and the kernels beside both. Prints a table and writes JSON; decides no test."""
+absolute_gaussian with and without its ledger, and the kernels beside both. With each stands how many operators a call hands to the device
+(on CUDA: kernels). Prints a table and writes JSON; decides no test."""
 
 import argparse
 import json
@@ -33,18 +34,38 @@ def median_ms(function, device, repeats):
     return statistics.median(times)
 
 
+VIEWS = {"aten::" + name for name in "view as_strided select narrow slice t transpose permute unsqueeze expand reshape flatten unflatten detach alias lift_fresh empty empty_like empty_strided resize_ _reshape_alias item _local_scalar_dense".split()}
+
+
+def operators(function, device):
+    """How many operators one call hands to the device, views and allocations left out."""
+    from torch.profiler import ProfilerActivity, profile
+
+    function()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]) as seen:
+        function()
+    if device == "cuda":
+        return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events())
+    parents = {id(event.cpu_parent) for event in seen.events() if event.cpu_parent is not None and event.name.startswith("aten::") and event.name not in VIEWS}
+    return sum(event.name.startswith("aten::") and event.name not in VIEWS and id(event) not in parents for event in seen.events())
+
+
 def measure(device, elements, repeats):
-    """-> rows of this process's arithmetic: name, dtype, milliseconds."""
+    """-> rows of this process's arithmetic: name, dtype, milliseconds, operators."""
     rows = []
     arithmetic = os.environ.get("FAULTLINE_ARITHMETIC", "native")
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(elements // 4096, 4096, device=device).to(dtype)
         y, ledger = torch.empty_like(x), faultline.new_ledger(device)
-        rows.append(["y + randn_like(y) * s (PyTorch)", str(dtype), median_ms(lambda: x + torch.randn_like(x) * 0.05, device, repeats)])
+
+        def add(name, function, dtype=str(dtype)):
+            rows.append([name, dtype, median_ms(function, device, repeats), operators(function, device)])
+
+        add("y + randn_like(y) * s (PyTorch)", lambda: x + torch.randn_like(x) * 0.05)
         for fault in FAULTS:
             for counted in (False, True):
                 y.copy_(x)
-                rows.append([f"{fault}, {arithmetic}, {'full' if counted else 'no'} ledger", str(dtype), median_ms(lambda: faultline.apply_(y, fault, ledger=ledger if counted else None), device, repeats)])
+                add(f"{fault}, {arithmetic}, {'full' if counted else 'no'} ledger", lambda: faultline.apply_(y, fault, ledger=ledger if counted else None))
     return rows
 
 
@@ -63,10 +84,10 @@ def main():
         command = [sys.executable, __file__, "--device", options.device, "--elements", str(options.elements), "--repeats", str(options.repeats), "--threads", str(options.threads)]
         done = subprocess.run(command, env={**os.environ, "FAULTLINE_ARITHMETIC": "portable"}, capture_output=True, text=True, check=True)
         rows = json.loads(done.stdout) + rows
-        base = {dtype: milliseconds for name, dtype, milliseconds in rows if "PyTorch" in name}
-        table = [{"name": name, "dtype": dtype, "ms": round(milliseconds, 3), "ratio": round(milliseconds / base[dtype], 3)} for name, dtype, milliseconds in rows]
+        base = {dtype: milliseconds for name, dtype, milliseconds, _ in rows if "PyTorch" in name}
+        table = [{"name": name, "dtype": dtype, "ms": round(milliseconds, 3), "ratio": round(milliseconds / base[dtype], 3), "operators": count} for name, dtype, milliseconds, count in rows]
         for row in table:
-            print(f"{row['dtype']:16} {row['name']:60} {row['ms']:10.3f} ms {row['ratio']:8.3f} x")
+            print(f"{row['dtype']:16} {row['name']:60} {row['ms']:10.3f} ms {row['ratio']:8.3f} x {row['operators']:6} operators")
         if options.json:
             page = {"device": options.device, "elements": options.elements, "threads": torch.get_num_threads(), "torch": torch.__version__, "processor": platform.machine(), "rows": table}
             with open(options.json, "w", encoding="utf-8") as file:

@@ -95,6 +95,7 @@ def parts(venv, short):
                {"PYTHONPATH": "python:tests", "FAULTLINE_BUILD": "build", "FAULTLINE_SHORT": "1"}, missing=gpu)  # fmt: skip
     yield Part("hip", "the fault kernels compiled as HIP for AMD GPUs, without a warning", [[python, "tests/compile_hip.py", *(["digest"] if short else [])]],
                missing="" if shutil.which("hipcc") else "no hipcc here: apt-get install hipcc")  # fmt: skip
+    yield Part("backend", "the Hugging Face suites on the test backend", [suite("build", "--only", "^backend_suites_test$")], {} if short else {"FAULTLINE_HARD": "1"})
     yield Part("tidy", "clang-tidy on every source file", [suite("build", "--only", "clang-tidy", "--tidy", " ".join(sources[:1] if short else sources))])
     yield Part("mutation", "small breakages of the source, each caught by a test", [[python, "tests/mutate.py", "--json", "build/mutation.json", *(["--only", "0"] if short else [])]])
     yield Part("fuzz", "every parser under libFuzzer", [["./dev", "fuzz"]], {"FUZZ_MINUTES": amount("FUZZ_MINUTES", 30, 0.01)}, missing=clang)

@@ -8,7 +8,6 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 
 #include "cli/model_options.h"
@@ -28,26 +27,6 @@ diagnose::Side read_side(const std::string& option, const std::string& text, con
   const bool typed = last == "bf16" || last == "fp16" || last == "fp32";
   if (text.empty()) throw UsageError(option + ": a device, perhaps with a type: cpu, cuda, cpu:fp32");
   return {open_device(typed ? text.substr(0, colon) : text), model_dtype(typed ? last : dtype)};
-}
-
-void write_file(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream file(path);
-  if (!(file << text)) throw RuntimeFailure(path.string() + ": cannot be written");
-}
-
-void write_recipe(const diagnose::Comparison& comparison, const CompareOptions& options, const diagnose::Side& side) {
-  const std::filesystem::path folder = options.out;
-  std::filesystem::create_directories(folder);
-  std::string recipe =
-      fmt::format("# {} as {} differs from it\nmodel: {}\nfaults:\n", options.a, options.b, options.model);
-  for (const diagnose::Difference& one : comparison.operators) {
-    if (one.quantiles.empty()) continue;
-    std::string name = one.operation.substr(one.operation.find("::") + 2);
-    write_file(folder / (name + ".json"), diagnose::profile_json(one, side.dtype).dump(2) + "\n");
-    recipe += fmt::format("  - name: {0}\n    where: {{operator: '{1}'}}\n    what: {{kind: profile, file: '{2}'}}\n",
-                          name, one.operation, (folder / (name + ".json")).string());
-  }
-  write_file(folder / "recipe.yaml", recipe);
 }
 
 // The first side's calls: of a forward here, or of one that was recorded elsewhere.
@@ -92,7 +71,8 @@ ExitCode compare(const CompareOptions& options, const Globals& globals) {
   }
   const diagnose::Comparison comparison = traces ? diagnose::compare_traces(calls, diagnose::read_trace(options.b))
                                                  : diagnose::compare_sides(calls, second);
-  if (!options.out.empty()) write_recipe(comparison, options, first);
+  if (!options.out.empty())
+    diagnose::write_profiles(options.out, comparison, {options.a, options.b, options.model, first.dtype});
   if (globals.json) {
     Json json = diagnose::to_json(comparison);
     json["command"] = "compare", json["a"] = options.a, json["b"] = options.b;
@@ -100,13 +80,11 @@ ExitCode compare(const CompareOptions& options, const Globals& globals) {
     return ExitCode::kOk;
   }
   std::vector<std::vector<std::string>> rows = {
-      {"operator", "calls", "same inputs", "equal", "rms error", "mean", "worst"}};
+      {"operator", "calls", "same inputs", "equal", "noise to signal", "mean", "worst"}};
   for (const diagnose::Difference& one : comparison.operators) {
-    double worst = 0;
-    for (const auto& [p, error] : one.quantiles) worst = std::max(worst, std::abs(error));
     rows.push_back({one.operation, fmt::format("{}", one.calls), fmt::format("{}", one.same_inputs),
-                    fmt::format("{:.2f} %", 100 * one.share_equal), fmt::format("{:.3g}", one.rms),
-                    fmt::format("{:.2g}", one.mean), fmt::format("{:.3g}", worst)});
+                    fmt::format("{:.2f} %", 100 * one.share_equal), fmt::format("{:.3g}", one.noise_to_signal),
+                    fmt::format("{:.2g}", one.mean), fmt::format("{:.3g}", one.worst)});
   }
   print(table(rows));
   for (const std::string& sentence : comparison.not_compared) print("not compared: " + sentence + "\n");

@@ -4,6 +4,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <memory>
+
+#include "base/error.h"
 #include "site/backend.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
@@ -13,6 +16,14 @@ namespace {
 
 constexpr c10::DispatchKey kRecordKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 thread_local std::vector<RecordedCall>* calls = nullptr;
+
+uint64_t writes_into(const RecordedCall& call) {
+  std::vector<at::Tensor> tensors = call.results;
+  for (const c10::IValue& value : call.arguments) tap::collect_tensors(value, tensors);
+  uint64_t sum = 0;
+  for (const at::Tensor& tensor : tensors) sum += tensor.is_inference() ? 0 : tensor._version();
+  return sum;
+}
 
 void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordKey);
@@ -35,6 +46,7 @@ void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   }
   for (std::size_t i = 0; i < op.schema().returns().size(); ++i)
     tap::collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), call.results);
+  call.writes = writes_into(call);
   if (calls != nullptr) calls->push_back(std::move(call));
 }
 
@@ -69,7 +81,24 @@ struct Recording {
   }
 };
 
+thread_local std::unique_ptr<Recording> open_recording;
+
 }  // namespace
+
+bool overwritten(const RecordedCall& call) {
+  return (call.op && call.op->schema().is_mutable()) || writes_into(call) != call.writes;
+}
+
+void begin_recording() {
+  if (calls != nullptr) throw UsageError("a recording is under way on this thread; end it first");
+  open_recording = std::make_unique<Recording>();
+}
+
+std::vector<RecordedCall> end_recording() {
+  if (!open_recording) throw UsageError("no recording is under way on this thread");
+  const std::unique_ptr<Recording> recording = std::move(open_recording);
+  return std::move(recording->all);
+}
 
 std::vector<RecordedCall> record_calls(const std::function<void()>& run) {
   Recording recording;

@@ -19,11 +19,18 @@ struct RecordedCall {
   std::vector<c10::IValue> arguments;
   std::vector<at::Tensor> results;
   std::optional<c10::OperatorHandle> op;  // none: a boundary
+  uint64_t writes = 0;                    // into these tensors until the call was over, as torch counts them
 
   const at::Tensor& tensor(std::size_t i) const { return arguments.at(i).toTensor(); }
 };
 
-// Not for runs that write into their own inputs: tensors are kept, not copied.
+// Tensors are kept, not copied.
 std::vector<RecordedCall> record_calls(const std::function<void()>& run);
+// The same for a run that somebody else makes, on this thread: between the two.
+void begin_recording();
+std::vector<RecordedCall> end_recording();
+
+// Whether the call, or something after it, wrote into what it was given or gave: then it cannot be made again.
+bool overwritten(const RecordedCall& call);
 
 }  // namespace faultline::diagnose

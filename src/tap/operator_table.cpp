@@ -32,6 +32,8 @@ const Names kMatmulOperators = {"aten::mm",
                                 "aten::addbmm_",
                                 "aten::addr",
                                 "aten::_addmm_activation",
+                                "aten::linear",  // where a backend has a kernel of its own for it
+                                "aten::linear_backward",
                                 "aten::_grouped_mm",
                                 "aten::_scaled_mm",
                                 "aten::_scaled_mm_v2",

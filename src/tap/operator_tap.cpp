@@ -332,6 +332,25 @@ std::vector<c10::DispatchKey> backends_since_arming() {
   return keys;
 }
 
+std::vector<WrappedOperator> operators_since_arming() {
+  Tap& the_tap = tap();
+  const std::lock_guard<std::mutex> lock(the_tap.mutex);
+  const std::shared_ptr<Plan> plan = the_tap.plan.load();
+  const auto is_other = [](c10::DispatchKey key) { return key != c10::DispatchKey::CUDA; };
+  if (!plan || std::none_of(the_tap.armed.begin(), the_tap.armed.end(), is_other)) return {};
+  std::set<Tap::Target> late;
+  for (const auto& rule : plan->rules()) {
+    for (const Kernel& kernel : kernels_of(*rule)) {
+      const Tap::Target target{full_name(kernel.op.operator_name()), kernel.key};
+      const bool was_there = std::find(the_tap.armed.begin(), the_tap.armed.end(), kernel.key) != the_tap.armed.end();
+      if (was_there && is_other(kernel.key) && !the_tap.wrapped.contains(target)) late.insert(target);
+    }
+  }
+  std::vector<WrappedOperator> all;
+  for (const auto& [name, key] : late) all.push_back({name, site::backend_title(key)});
+  return all;
+}
+
 std::vector<std::string> operators_of(const PlanRule& rule) {
   std::set<std::string> names;
   for (const Kernel& wish : kernels_of(rule)) names.insert(full_name(wish.op.operator_name()));

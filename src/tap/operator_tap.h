@@ -29,6 +29,10 @@ std::vector<WrappedOperator> wrapped_operators();
 // Backends whose kernels came after the active plan was armed: they run without it. Empty where none is active.
 std::vector<c10::DispatchKey> backends_since_arming();
 
+// Operators of the active plan's rules that were registered after it was armed, on accelerators other than CUDA's,
+// where libraries bring many that nobody calls: they run without it.
+std::vector<WrappedOperator> operators_since_arming();
+
 // The overloads a rule of the plan reaches on the backends of this process, for dry runs.
 std::vector<std::string> operators_of(const PlanRule& rule);
 

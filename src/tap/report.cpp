@@ -132,6 +132,11 @@ Verdict judge(Plan& plan, const Censuses& censuses) {
                             fmt::format("backend {} was loaded after the plan was armed: what it computes is not "
                                         "faulted; import it before the plan is armed",
                                         site::backend_title(key))});
+    for (const WrappedOperator& op : operators_since_arming())
+      complaints.push_back({ComplaintCode::kLateBackend, "", op.name,
+                            fmt::format("operator {} was registered for {} after the plan was armed: what it computes "
+                                        "is not faulted; import what brings it before the plan is armed",
+                                        op.name, op.key)});
   }
   for (const auto& [kind, census] : censuses) {
     for (const auto& [phase, names] : unknown_operators(census)) {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/files/file.h"
 #include "base/json.h"
 #include "diagnose/recorder.h"
 #include "site/scope.h"
@@ -16,7 +17,37 @@
 namespace faultline::diagnose {
 namespace {
 
-constexpr std::array kQuantiles = {0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0};
+// A rule that changes nothing in a forward like the recorded one fails its run.
+constexpr double kFewestUnequal = 64;
+
+// Note [A profile keeps the error's energy]
+// Where a result is near zero, its relative error can be anything: an error of a sum of products has the size of what
+// was added, not of what came out. Drawn as they are, such relative errors would strike large results too, and one in a
+// million would outweigh all others. So an element's error counts with the weight x^2 / (sum of its row's x^2): a fault
+// y = x (1 + e) with e drawn from that distribution makes of every row the measured ratio of error to signal,
+// E[sum (e x)^2] = sum x^2 E[e^2]. Tails are followed to one in 2^20, doubling, and what interpolation between the
+// knots adds is taken out again: the profile's second moment is the measured one.
+std::vector<double> knots() {
+  std::vector<double> low, all;
+  for (int power = 20; power >= 3; --power) low.push_back(std::ldexp(1.0, -power));
+  all.push_back(0);
+  all.insert(all.end(), low.begin(), low.end());
+  for (const double middle : {0.25, 0.375, 0.5, 0.625, 0.75}) all.push_back(middle);
+  for (auto p = low.rbegin(); p != low.rend(); ++p) all.push_back(1 - *p);
+  all.push_back(1);
+  return all;
+}
+
+// E[e^2] of straight lines between the knots.
+double second_moment(const std::vector<std::pair<double, double>>& quantiles) {
+  double sum = 0;
+  for (std::size_t i = 1; i < quantiles.size(); ++i) {
+    const auto [p0, a] = quantiles[i - 1];
+    const auto [p1, b] = quantiles[i];
+    sum += (p1 - p0) * (a * a + a * b + b * b) / 3;
+  }
+  return sum;
+}
 
 at::Tensor moved(const at::Tensor& x, const Side& side) {
   if (!x.defined()) return x;
@@ -43,36 +74,55 @@ at::Tensor run_again(const RecordedCall& call, const Side& side) {
   return stack.at(0).toTensor();
 }
 
+// Of elements whose relative error is known: fp64, flat. Weights of a row add up to one.
+struct Errors {
+  at::Tensor relative, weight;
+  double rows = 0;
+};
+
 struct Gathered {
   int64_t calls = 0, same_inputs = 0;
-  std::vector<at::Tensor> errors;  // relative, fp64, flat
+  double rows = 0;
+  std::vector<at::Tensor> errors, weights;
 
   Difference measured(const std::string& operation, int64_t layer) const {
     Difference difference;
     difference.operation = operation, difference.layer = layer, difference.calls = calls;
     difference.same_inputs = same_inputs;
     difference.family = std::string(tap::family_of(operation));
-    const at::Tensor all = at::cat(errors);
-    const at::Tensor unequal = all.masked_select(all.ne(0));
+    const at::Tensor all = at::cat(errors), weight = at::cat(weights), differs = all.ne(0);
+    const at::Tensor unequal = all.masked_select(differs);
     difference.elements = all.numel();
     difference.share_equal = 1 - static_cast<double>(unequal.numel()) / static_cast<double>(all.numel());
     difference.mean = all.mean().item<double>();
     difference.rms = all.square().mean().sqrt().item<double>();
-    if (unequal.numel() < 2) return difference;
-    const at::Tensor sorted = std::get<0>(unequal.sort());
-    for (const double p : kQuantiles) {
-      const auto at = static_cast<int64_t>(p * static_cast<double>(sorted.numel() - 1));
-      difference.quantiles.emplace_back(p, sorted[at].item<double>());
+    if (unequal.numel() == 0) return difference;
+    difference.worst = unequal.abs().max().item<double>();
+    const double energy = all.square().mul_(weight).sum().item<double>() / rows;
+    difference.noise_to_signal = std::sqrt(energy);
+    const auto [sorted, order] = unequal.sort();
+    const at::Tensor reached = weight.masked_select(differs).index_select(0, order).cumsum(0);
+    const double share = reached[-1].item<double>() / rows;  // of the energy of a row that is not equal
+    if (share == 0) return difference;
+    difference.profile.share_equal = std::max(0.0, 1 - share);
+    for (const double p : knots()) {
+      const double within = std::clamp(p, 0x1p-21, 1 - 0x1p-21);
+      const int64_t at = at::searchsorted(reached, within * reached[-1].item<double>()).item<int64_t>();
+      difference.profile.quantiles.emplace_back(p, sorted[std::min(at, sorted.numel() - 1)].item<double>());
     }
+    const double scale = std::sqrt(energy / share / second_moment(difference.profile.quantiles));
+    for (auto& [p, error] : difference.profile.quantiles) error *= scale;
     return difference;
   }
 };
 
-at::Tensor relative_error(const at::Tensor& first, const at::Tensor& second) {
-  const at::Tensor a = first.to(at::kDouble).reshape(-1).cpu();
-  const at::Tensor b = second.to(first.scalar_type()).to(at::kDouble).reshape(-1).cpu();
-  const at::Tensor known = a.isfinite().logical_and(b.isfinite()).logical_and(a.ne(0));
-  return ((b - a) / a).masked_select(known);
+Errors errors_of(const at::Tensor& first, const at::Tensor& second) {
+  const at::Tensor a = first.to(at::kDouble).reshape({-1, first.dim() == 0 ? 1 : first.size(-1)}).cpu();
+  const at::Tensor b = second.to(first.scalar_type()).to(at::kDouble).reshape(a.sizes()).cpu();
+  const at::Tensor known = a.isfinite().logical_and_(b.isfinite()).logical_and_(a.ne(0));
+  const at::Tensor square = at::where(known, a.square(), 0.0), energy = square.sum(1, true);
+  return {((b - a) / a).masked_select(known), (square / energy).masked_select(known),
+          static_cast<double>(energy.gt(0).sum().item<int64_t>())};
 }
 
 struct Gathering {
@@ -80,10 +130,13 @@ struct Gathering {
   std::map<std::pair<std::string, int64_t>, Gathered> by_layer;
 
   void add(const RecordedCall& call, const at::Tensor& other, bool same_inputs) {
-    const at::Tensor error = relative_error(call.results[0], other);
-    if (error.numel() == 0) return;
-    for (Gathered* one : {&whole[call.name], &by_layer[{call.name, site::place_of(call.place).layer}]})
-      ++one->calls, one->same_inputs += same_inputs, one->errors.push_back(error);
+    if (other.numel() == 0) return;
+    const Errors errors = errors_of(call.results[0], other);
+    if (errors.relative.numel() == 0) return;
+    for (Gathered* one : {&whole[call.name], &by_layer[{call.name, site::place_of(call.place).layer}]}) {
+      ++one->calls, one->same_inputs += same_inputs, one->rows += errors.rows;
+      one->errors.push_back(errors.relative), one->weights.push_back(errors.weight);
+    }
   }
 
   Comparison measured(std::vector<std::string> not_compared) const {
@@ -91,7 +144,7 @@ struct Gathering {
     for (const auto& [name, one] : whole) comparison.operators.push_back(one.measured(name, -1));
     for (const auto& [key, one] : by_layer) comparison.layers.push_back(one.measured(key.first, key.second));
     std::stable_sort(comparison.operators.begin(), comparison.operators.end(),
-                     [](const auto& a, const auto& b) { return a.rms > b.rms; });
+                     [](const auto& a, const auto& b) { return a.noise_to_signal > b.noise_to_signal; });
     comparison.not_compared = std::move(not_compared);
     return comparison;
   }
@@ -99,6 +152,13 @@ struct Gathering {
 
 bool computes(const RecordedCall& call) {  // and does not only move data
   return call.op && !call.results.empty() && call.results[0].is_floating_point() && !tap::family_of(call.name).empty();
+}
+
+// What the call was given is still there: it wrote into none of it, and nothing after it did.
+bool can_be_made_again(const RecordedCall& call, std::set<std::string>& missing) {
+  if (!overwritten(call)) return true;
+  missing.insert(fmt::format("{}: writes into its input, or something later did", call.name));
+  return false;
 }
 
 bool same_inputs(const RecordedCall& first, const RecordedCall& second) {
@@ -123,11 +183,11 @@ Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& sec
   Gathering gathering;
   std::set<std::string> missing;
   for (const RecordedCall& call : calls) {
-    if (!computes(call)) continue;
+    if (!computes(call) || !can_be_made_again(call, missing)) continue;
     try {
       gathering.add(call, run_again(call, second), true);
     } catch (const c10::Error& error) {
-      missing.insert(fmt::format("{}: {}", call.name, error.msg()));
+      missing.insert(fmt::format("{}: {}", call.name, first_line(error.what_without_backtrace())));
     }
   }
   return gathering.measured({missing.begin(), missing.end()});
@@ -170,9 +230,10 @@ Json to_json(const Difference& difference) {
           {"same_inputs", difference.same_inputs},
           {"elements", difference.elements},
           {"share_equal", difference.share_equal},
+          {"noise_to_signal", difference.noise_to_signal},
           {"mean", difference.mean},
           {"rms", difference.rms},
-          {"quantiles", difference.quantiles}};
+          {"worst", difference.worst}};
 }
 
 }  // namespace
@@ -184,11 +245,44 @@ Json to_json(const Comparison& comparison) {
   return {{"operators", operators}, {"layers", layers}, {"not_compared", comparison.not_compared}};
 }
 
-Json profile_json(const Difference& difference, at::ScalarType dtype) {
+namespace {
+
+Json profile_json(const Profile& profile, at::ScalarType dtype) {
   auto quantiles = Json::array();
-  for (const auto& [p, error] : difference.quantiles) quantiles.push_back({p, error});
+  for (const auto& [p, error] : profile.quantiles) quantiles.push_back({p, error});
   const char* name = dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
-  return {{"version", 1}, {"dtype", name}, {"share_equal", difference.share_equal}, {"quantiles", quantiles}};
+  return {{"version", 1}, {"dtype", name}, {"share_equal", profile.share_equal}, {"quantiles", quantiles}};
+}
+
+}  // namespace
+
+void write_profiles(const std::filesystem::path& folder, const Comparison& comparison, const Origin& origin) {
+  std::filesystem::create_directories(folder);
+  std::string recipe = fmt::format("# {} as {} differs from it\n", origin.first, origin.second);
+  if (!origin.model.empty()) recipe += fmt::format("model: {}\n", origin.model);
+  recipe += "faults:\n";
+  int64_t rules = 0;
+  for (const Difference& one : comparison.operators) {
+    if (one.profile.quantiles.empty()) continue;
+    const double unequal = static_cast<double>(one.elements) * (1 - one.share_equal);
+    if (unequal < kFewestUnequal) {
+      recipe += fmt::format("  # {}: {:.0f} of {} elements differ, too few to re-create\n", one.operation, unequal,
+                            one.elements);
+      continue;
+    }
+    const std::string name = one.operation.substr(one.operation.find("::") + 2);
+    write_file_atomically(folder / (name + ".json"), profile_json(one.profile, origin.dtype).dump(2) + "\n");
+    recipe += fmt::format(
+        "  - name: {0}  # noise to signal {1:.3g}, {2} calls\n    where: {{operator: '{3}'}}\n"
+        "    what: {{kind: profile, file: '{4}'}}\n",
+        name, one.noise_to_signal, one.calls, one.operation, (folder / (name + ".json")).string());
+    ++rules;
+  }
+  if (rules == 0)
+    throw UsageError(
+        fmt::format("{} and {} gave the same numbers, but for single elements: there is nothing to re-create",
+                    origin.first, origin.second));
+  write_file_atomically(folder / "recipe.yaml", recipe);
 }
 
 }  // namespace faultline::diagnose

@@ -19,14 +19,21 @@ struct Side {
   at::ScalarType dtype = at::kBFloat16;
 };
 
+// What the fault `profile` draws from: Note [A profile keeps the error's energy].
+struct Profile {
+  double share_equal = 0;
+  std::vector<std::pair<double, double>> quantiles;  // (p, relative error) of the unequal ones; none: all are equal
+};
+
 struct Difference {
   std::string operation;  // "faultline::few_rows_linear"
   std::string family;     // of a rule: "matmul"; "": none
   int64_t layer = -1;     // -1: all of them together
   int64_t calls = 0, elements = 0;
-  int64_t same_inputs = 0;                           // calls whose inputs were equal: all, but of two traces
-  double share_equal = 0, mean = 0, rms = 0;         // relative error: mean is the bias
-  std::vector<std::pair<double, double>> quantiles;  // (p, relative error), of the unequal ones
+  int64_t same_inputs = 0;                               // calls whose inputs were equal: all, but of two traces
+  double share_equal = 0, mean = 0, rms = 0, worst = 0;  // relative error, element by element: mean is the bias
+  double noise_to_signal = 0;                            // root of the error's energy over the signal's, mean of rows
+  Profile profile;
 };
 
 struct Comparison {
@@ -42,8 +49,14 @@ Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& sec
 Comparison compare_traces(const std::vector<RecordedCall>& first, const std::vector<RecordedCall>& second);
 
 Json to_json(const Comparison& comparison);
-// What the fault `profile` reads.
-Json profile_json(const Difference& difference, at::ScalarType dtype);
+
+struct Origin {
+  std::string first, second, model;  // model: of the recipe; "": none
+  at::ScalarType dtype = at::kFloat;
+};
+// A profile for each operator that differs, and recipe.yaml, which makes the first machine err as the second one does.
+// UsageError where none differs.
+void write_profiles(const std::filesystem::path& folder, const Comparison& comparison, const Origin& origin);
 
 // Recorded operator calls in a file, for machines that never meet: inputs and results of every call of a forward, as
 // tensors of a .safetensors file, and the calls themselves as JSON in its metadata. Nothing in it is executed on

@@ -21,7 +21,8 @@ constexpr std::size_t kLargestFile = std::size_t{1} << 36;
 class Writer {
  public:
   bool add(const RecordedCall& call) {
-    if (!call.op || call.results.empty() || !call.results[0].is_floating_point() || tap::family_of(call.name).empty())
+    if (!call.op || call.results.empty() || !call.results[0].is_floating_point() || tap::family_of(call.name).empty() ||
+        overwritten(call))
       return false;
     Json arguments = Json::array();
     for (const c10::IValue& value : call.arguments) {

@@ -2,11 +2,15 @@
 // kind or format, with its evidence. Nothing here waits for the device.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
 #include <string_view>
 
 #include "numeric/apply_device.h"
@@ -21,8 +25,27 @@
 namespace faultline::numeric::portable {
 namespace {
 
-// On a CPU a chunk stays in the caches; elsewhere an operator should have enough to do.
-int64_t tiles_at_once(const at::Device& device) { return device.is_cpu() ? 32 : 1024; }
+// On a CPU a chunk stays in the caches. Elsewhere the host hands out operators, each of which should have enough to do:
+// the whole tensor at once up to 8,388,608 elements, as long as what a chunk needs on the way (less than 160 bytes an
+// element) is an eighth of the device's memory at most, where it says how much it has.
+int64_t tiles_at_once(const at::Device& device) {
+  if (device.is_cpu()) return 32;
+  constexpr int64_t kMost = 4096, kLeast = 256, kBytesOfTile = 160 * kTile;
+  static std::mutex mutex;
+  static std::map<std::string, int64_t> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [place, is_new] = known.try_emplace(device.str(), kMost);
+  if (is_new) {
+    try {
+      auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+      if (allocator == nullptr) return kMost;
+      const auto memory = allocator->getMemoryInfo(std::max<c10::DeviceIndex>(0, device.index()));
+      place->second = std::clamp(static_cast<int64_t>(memory.second) / 8 / kBytesOfTile, kLeast, kMost);
+    } catch (const c10::Error&) {  // its allocator does not know
+    }
+  }
+  return place->second;
+}
 
 DeviceControl device_control(const Control& control, const at::Device& device) {
   return {{},
@@ -61,7 +84,7 @@ at::Tensor lifetime_acts(const LifetimeArguments& lifetime, uint64_t noise_key, 
   if (lifetime.kind == Lifetime::kPermanent) return at::ones_like(control.step, at::kBool);
   Pool pool(device);
   const at::Tensor word =
-      element_words(control, round_keys(noise_key, device), word_scalar(0, device), kCallStream, pool).word[0];
+      element_words(control, round_keys(noise_key, device), word_scalar(0, device), kCallStream, pool).word(0);
   return unit_float(word) < static_cast<double>(lifetime.probability);
 }
 
@@ -76,19 +99,29 @@ struct Pass {
   bool counted;
 };
 
-// Calls function(first element, elements, first segment) for chunks of whole tiles.
+// Some tiles of one wave, or whole waves.
+struct Chunk {
+  int64_t first, count;  // elements
+  int64_t segment, per_wave;
+  bool starts;  // of the first wave
+};
+
 template <class Function>
 void over_chunks(const Pass& pass, int64_t elements, const at::Device& device, const Function& function) {
-  const int64_t segments = pass.counted ? pass.traversal.segments : pass.traversal.tiles;
-  if (pass.traversal.tiles == 0) return;
-  const int64_t parts = (segments + tiles_at_once(device) - 1) / tiles_at_once(device);
-  const int64_t at_once = (segments + parts - 1) / parts;
+  const int64_t segments = pass.counted ? pass.traversal.segments : pass.traversal.tiles, most = tiles_at_once(device);
+  const auto call = [&](int64_t tile, int64_t tiles, int64_t segment, int64_t per_wave) {
+    const int64_t first = tile * kTile;
+    function(Chunk{first, std::min(tiles * kTile, elements - first), segment, per_wave, tile == segment});
+  };
+  if (segments <= most) {
+    const int64_t at_once = most / segments * segments;
+    for (int64_t tile = 0; tile < pass.traversal.tiles; tile += at_once) call(tile, at_once, 0, segments);
+    return;
+  }
+  const int64_t parts = (segments + most - 1) / most, at_once = (segments + parts - 1) / parts;
   for (int64_t segment = 0; segment < segments; segment += at_once) {
     const int64_t tiles = std::min(at_once, segments - segment);
-    for (int64_t tile = segment; tile < pass.traversal.tiles; tile += segments) {
-      const int64_t first = tile * kTile;
-      function(first, std::min(tiles * kTile, elements - first), segment);
-    }
+    for (int64_t tile = segment; tile < pass.traversal.tiles; tile += segments) call(tile, tiles, segment, tiles);
   }
 }
 
@@ -122,8 +155,8 @@ void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTen
   const Pass pass{traversal_of(a, true), tensors.ledger.has_value()};
   Pool pool(x.device());
   if (!pass.counted) {
-    over_chunks(pass, a.elements, x.device(), [&](int64_t first, int64_t count, int64_t) {
-      const FaultChunk chunk = call.chunk(first, count, gate.mask, pool);
+    over_chunks(pass, a.elements, x.device(), [&](const Chunk& part) {
+      const FaultChunk chunk = call.chunk(part.first, part.count, gate.mask, pool);
       chunk.before.copy_(chunk.after);
     });
     return;
@@ -137,11 +170,11 @@ void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTen
     return at::where(exists, values.view(places.sizes()), scalar(0, at::kFloat, x.device()));
   };
   const at::Tensor before = sample();
-  over_chunks(pass, a.elements, x.device(), [&](int64_t first, int64_t count, int64_t segment) {
-    const FaultChunk chunk = call.chunk(first, count, gate.mask, pool);
+  over_chunks(pass, a.elements, x.device(), [&](const Chunk& part) {
+    const FaultChunk chunk = call.chunk(part.first, part.count, gate.mask, pool);
     at::Tensor y = chunk.after.view(value_type(a.dtype));
     if (a.dtype != Dtype::kFloat32) {
-      at::Tensor buffer = pool.take(at::kFloat, count);
+      at::Tensor buffer = pool.take(at::kFloat, part.count);
       y = buffer.copy_(y);
     }
     evidence.add({filled(chunk.x),
@@ -149,8 +182,8 @@ void run(const at::Tensor& x, const Rule& rule, FaultArguments& a, const CallTen
                   filled(chunk.before.ne(chunk.after)),
                   chunk.selected.defined() ? filled(chunk.selected) : at::Tensor(),
                   {},
-                  count},
-                 segment, pool);
+                  part.count},
+                 part.segment, part.per_wave, part.starts, pool);
     chunk.before.copy_(chunk.after);
   });
   if (a.elements > 0) evidence.add_sample(before, sample(), call.selected(places));
@@ -165,8 +198,8 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
   const int64_t elements = call.padded_elements();
   Pool pool(x.device());
   if (!pass.counted) {
-    over_chunks(pass, elements, x.device(), [&](int64_t first, int64_t count, int64_t) {
-      call.write(first, call.chunk(first, count, gate.mask, pool).after);
+    over_chunks(pass, elements, x.device(), [&](const Chunk& part) {
+      call.write(part.first, call.chunk(part.first, part.count, gate.mask, pool).after);
     });
     return;
   }
@@ -176,12 +209,12 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
     return elements == 0 ? at::Tensor() : wide(call.gathered(places.view({-1})), q.dtype).view(places.sizes());
   };
   const at::Tensor before = sample();
-  over_chunks(pass, elements, x.device(), [&](int64_t first, int64_t count, int64_t segment) {
-    const QuantizeChunk chunk = call.chunk(first, count, gate.mask, pool);
+  over_chunks(pass, elements, x.device(), [&](const Chunk& part) {
+    const QuantizeChunk chunk = call.chunk(part.first, part.count, gate.mask, pool);
     evidence.add({filled(chunk.x), filled(wide(chunk.after, q.dtype)), filled(chunk.before.ne(chunk.after)),
-                  filled(chunk.selected), filled(chunk.saturated), count},
-                 segment, pool);
-    call.write(first, chunk.after);
+                  filled(chunk.selected), filled(chunk.saturated), part.count},
+                 part.segment, part.per_wave, part.starts, pool);
+    call.write(part.first, chunk.after);
   });
   if (elements > 0) evidence.add_sample(before, sample(), call.selected(places));
   evidence.finish(*tensors.ledger, x.numel(), gate.armed, gate.acts);

@@ -9,8 +9,8 @@
 namespace faultline::numeric::portable {
 namespace {
 
-constexpr int kFirstSegment = 127 << 4;  // of the fp32 number 1
-constexpr int kSignedSegments = 4096 + kSegments32;
+constexpr int kFirstSegment = 127 << 4;   // of the fp32 number 1
+constexpr int kSegmentNumbers = 1 << 13;  // sign, exponent and four bits
 
 // {slope, base} by index, base with the sign of its word: (2, entries) on the device, once a device.
 const at::Tensor& segment_table(bool half, const at::Device& device) {
@@ -29,8 +29,10 @@ const at::Tensor& segment_table(bool half, const at::Device& device) {
       add(kGaussian16[place - kFirstSegment], odd < 0);
     }
   } else {
-    for (int i = 0; i < kSignedSegments; ++i)
-      add(i < kSegments32 ? kGaussian32[i] : i < 4096 ? Segment{0, 0} : kGaussian32[i - 4096], i >= 4096);
+    for (int i = 0; i < kSegmentNumbers; ++i) {
+      const int segment = i % (kSegmentNumbers / 2) - kFirstSegment;
+      add(segment < 0 || segment >= kSegments32 ? Segment{0, 0} : kGaussian32[segment], i >= kSegmentNumbers / 2);
+    }
   }
   table = at::stack({at::tensor(slopes), at::tensor(bases)}).to(device);
   return table;
@@ -58,15 +60,15 @@ at::Tensor Deviates::of_halves(const at::Tensor& halves, Pool& pool) const {
 at::Tensor Deviates::of(const at::Tensor& words, Pool& pool) const {
   if (half_) return of_halves(words.view(at::kShort), pool);
   const int64_t n = words.numel();
-  at::Tensor odd = pool.take(at::kInt, n), value = pool.take(at::kFloat, n), place = pool.take(at::kLong, n);
+  at::Tensor odd = pool.take(at::kInt, n), value = pool.take(at::kFloat, n);
   at::bitwise_or_out(odd, words, at::Scalar(int64_t{1}));
   value.copy_(odd);
   at::bitwise_right_shift_out(odd, bits_of(value), at::Scalar(int64_t{19}));
-  place.copy_(odd.bitwise_and_(0x1FFF).sub_(kFirstSegment));
-  at::Tensor line = pool.take(at::kDouble, n), product = pool.take(at::kDouble, n);
-  product.copy_(value);
-  product.mul_(at::index_select_out(line, slope_, 0, place));
-  return add_exact(product, at::index_select_out(line, base_, 0, place), pool);
+  odd.bitwise_and_(kSegmentNumbers - 1);
+  at::Tensor product = pool.take(at::kDouble, n), base = pool.take(at::kDouble, n);
+  at::index_select_out(product, slope_, 0, odd);
+  product.mul_(operand64(value, pool));
+  return add_exact(product, at::index_select_out(base, base_, 0, odd), pool);
 }
 
 }  // namespace faultline::numeric::portable

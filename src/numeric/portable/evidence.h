@@ -1,7 +1,11 @@
 // The ledger's sums in ATen's operators. A wave is as many tiles as there are segments, so that each of its tiles
-// belongs to another segment and a wave's elements go to the lanes one to one; lanes are then added by the trees of
-// ledger.h, segments as exact integers.
+// belongs to another segment and a wave's elements go to the lanes one to one. A chunk is some tiles of one wave, or
+// some whole waves: then everything that has no order is added at once, and only the lanes take wave after wave. At the
+// end lanes are added by the trees of ledger.h, all sums side by side, segments as exact integers.
 #pragma once
+
+#include <memory>
+#include <vector>
 
 #include "numeric/ledger.h"
 #include "numeric/portable/values.h"
@@ -17,20 +21,15 @@ struct ChunkEvidence {
   int64_t existing = 0;  // elements, where `selected` is undefined
 };
 
-// The strength sample: a sixty-fourth of the tensor, taken before and after the pass.
-struct Sample {
-  at::Tensor groups;  // int64, ascending
-  at::Tensor before;  // (groups, 256), fp32
-};
-
 class Evidence {
  public:
   Evidence(const Traversal& traversal, Dtype dtype, const at::Device& device);
-  // Tiles of segments [segment, segment + tiles of the chunk).
-  void add(const ChunkEvidence& chunk, int64_t segment, Pool& pool);
+  // Tiles of segments [segment, segment + per_wave), of one wave or of several. `starts`: of the first wave.
+  void add(const ChunkEvidence& chunk, int64_t segment, int64_t per_wave, bool starts, Pool& pool);
 
-  // Which of the elements (fp32, `elements` of the traversal) are in the sample, and their values: (groups, 256).
-  const at::Tensor& sampled_groups() const { return groups_; }
+  // Which of the elements (fp32, `elements` of the traversal) are in the strength sample, a sixty-fourth of the tensor
+  // that is taken before and after the pass: groups of 256.
+  const at::Tensor& sampled_groups() const { return sample_->groups; }
   // x, y: (groups, 256), fp32; selected: bool likewise, or undefined.
   void add_sample(const at::Tensor& x, const at::Tensor& y, const at::Tensor& selected);
 
@@ -38,14 +37,21 @@ class Evidence {
   void finish(const at::Tensor& ledger, int64_t elements, const at::Tensor& armed, const at::Tensor& acts);
 
  private:
+  // Where the sample's groups go. Groups that share their lanes are turns apart, in the order of their waves.
+  struct Sample {
+    at::Tensor groups, lanes, segments;  // int64, on the device; lanes: of 32
+    std::vector<int64_t> first_of_turn;
+  };
+  static std::shared_ptr<const Sample> sample_of(const Traversal& traversal, const at::Device& device);
+
   Traversal traversal_;
   Dtype dtype_;
-  at::Tensor lanes_[3];  // |e|, e^2, x^2: (segments, 2048), fp32
+  at::Tensor absolute_;  // |e|: (segments, 2048), fp32
+  at::Tensor squares_;   // e^2 and x^2: (2, segments, 2048), fp32
   at::Tensor relative_;  // (segments, 256)
   at::Tensor max_;       // (segments)
-  at::Tensor counts_;    // (segments, kPartialCounts), fp64: exact up to 2^53
-  at::Tensor groups_;
-  std::vector<int64_t> first_group_of_wave_;
+  at::Tensor counts_;    // (kPartialCounts, segments), int64
+  std::shared_ptr<const Sample> sample_;
 };
 
 }  // namespace faultline::numeric::portable

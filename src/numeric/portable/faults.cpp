@@ -28,7 +28,7 @@ at::Tensor scale_of(const FaultArguments& a, const DeviceControl& control, const
   if (static_cast<NondeterministicMode>(a.mode) != NondeterministicMode::kInconsistent) return factor;
   Pool pool(control.strength.device());
   const at::Tensor block = word_scalar(1, control.strength.device());
-  return factor * (unit_float(element_words(control, keys, block, kCallStream, pool).word[0]) * 2.0);
+  return factor * (unit_float(element_words(control, keys, block, kCallStream, pool).word(0)) * 2.0);
 }
 
 // A profile's knots on a device, (2, knots); the copy lives as long as the process.
@@ -109,8 +109,8 @@ at::Tensor FaultCall::keyed_words_of(const Place& place, uint32_t stream, int64_
     words = keyed_words(control_, row_round_keys_, block, mix_bits(key), stream, pool);
   }
   const at::Tensor part = (half ? place.column.bitwise_right_shift(1) : place.column) & 3;
-  at::Tensor word = words.word[0] * part.eq(0).to(at::kLong);
-  for (int64_t k = 1; k < 4; ++k) word.add_(words.word[k] * part.eq(k).to(at::kLong));
+  at::Tensor word = words.word(0) * part.eq(0).to(at::kLong);
+  for (int64_t k = 1; k < 4; ++k) word.add_(words.word(k) * part.eq(k).to(at::kLong));
   return half ? at::bitwise_right_shift(word, (place.column & 1) * 16).to(at::kShort) : word.to(at::kInt);
 }
 
@@ -156,13 +156,15 @@ at::Tensor FaultCall::profile_error(const at::Tensor& words, Pool& pool) const {
   return at::where(u < static_cast<double>(share_equal), none, multiply_add(share, step, error, pool));
 }
 
-// fused g * x + x.
+// fused g * x + x. What an infinite x gives is not written.
 at::Tensor FaultCall::noisy(const at::Tensor& g, const at::Tensor& x, Pool& pool) const {
+  at::Tensor product = pool.take(at::kDouble, x.numel());
+  product.copy_(g);
+  const at::Tensor wide = operand64(x, pool);
+  product.mul_(wide);
   if (a_.dtype == Dtype::kFloat32 || a_.stochastic_rounding || a_.kind != FaultKind::kRelativeGaussian)
-    return multiply_add(g, x, x, pool);
-  at::Tensor wide = pool.take(at::kDouble, x.numel()), product = pool.take(at::kDouble, x.numel());
-  wide.copy_(x), product.copy_(g);
-  return add_exact(product.mul_(wide), wide, pool);
+    return add_rounded(product, wide, pool);
+  return add_exact(product, wide, pool);
 }
 
 at::Tensor FaultCall::value(const at::Tensor& x, int64_t first, const Place& place, Pool& pool) const {
@@ -230,7 +232,7 @@ at::Tensor FaultCall::flips_at_rate(int64_t first, int64_t count, Pool& pool) co
   for (uint32_t draw = 0; draw < most; ++draw) {
     const WordTensors words = element_words(control_, keys_, index, kFlipStream + draw, pool);
     // Unsigned words are compared as signed ones with the top bit turned.
-    const at::Tensor word = (words.word[0].bitwise_left_shift(32) | words.word[1]) ^ INT64_MIN;
+    const at::Tensor word = (words.word(0).bitwise_left_shift(32) | words.word(1)) ^ INT64_MIN;
     at::Tensor place = done.clone();
     for (uint32_t j = 0; j < a_.bit_count; ++j)
       place.add_(word.ge(static_cast<int64_t>(a_.flip_threshold[j] ^ (uint64_t{1} << 63))).to(at::kLong));
@@ -321,7 +323,7 @@ at::Tensor rearranged(const FaultArguments& a, const DeviceControl& control, con
       to.index_add_(0, index, change);
       continue;
     }
-    const at::Tensor word = element_words(control, keys, index, kFirstStream, pool).word[0];
+    const at::Tensor word = element_words(control, keys, index, kFirstStream, pool).word(0);
     const at::Tensor bit =
         (word * static_cast<int64_t>(a.bit_count)).bitwise_right_shift(32) + static_cast<int64_t>(a.bit);
     const at::Tensor flip = at::bitwise_left_shift(arrived.to(at::kLong), bit).to(bits.scalar_type());

@@ -23,20 +23,25 @@ at::ScalarType value_type(Dtype dtype) {
 
 at::Tensor bits_of(const at::Tensor& values) { return values.view(values.element_size() == 2 ? at::kShort : at::kInt); }
 
+at::Tensor operand64(const at::Tensor& values, Pool& pool) {
+  if (!values.is_cpu()) return values;
+  at::Tensor wide = pool.take(at::kDouble, values.numel()).view(values.sizes());
+  return wide.copy_(values);
+}
+
 at::Tensor add_exact(const at::Tensor& product, const at::Tensor& addend, Pool& pool) {
   at::Tensor result = pool.take(at::kFloat, product.numel());
-  return result.copy_(product.add_(addend));
+  if (product.is_cpu()) return result.copy_(product.add_(addend));
+  return at::add_out(result, product, addend);
 }
 
 at::Tensor add_rounded(const at::Tensor& p, const at::Tensor& c, Pool& pool) {
   const int64_t n = p.numel();
-  at::Tensor sum = pool.take(at::kDouble, n);
+  at::Tensor sum = pool.take(at::kDouble, n), part = pool.take(at::kDouble, n), rest = pool.take(at::kDouble, n);
   at::add_out(sum, p, c);
-  at::Tensor part = pool.take(at::kDouble, n);
-  at::sub_out(part, sum, p);  // c as the sum has it
-  at::Tensor rest = pool.take(at::kDouble, n);
+  at::sub_out(part, sum, p);     // c as the sum has it
   at::sub_out(rest, sum, part);  // p as the sum has it
-  const at::Tensor error = p.sub_(rest).add_(c.sub_(part));
+  const at::Tensor error = p.sub_(rest).add_(at::sub_out(part, c, part));
   // Rounded away from zero where the error's sign is not the sum's: one down. Then odd, unless the error is zero.
   const at::Tensor bits = sum.view(at::kLong), away = part.view(at::kLong), inexact = error.view(at::kLong);
   at::bitwise_xor_out(const_cast<at::Tensor&>(away), bits, inexact);
@@ -47,12 +52,22 @@ at::Tensor add_rounded(const at::Tensor& p, const at::Tensor& c, Pool& pool) {
   return result.copy_(sum);
 }
 
+at::Tensor positive_sum(const at::Tensor& small, const at::Tensor& large, Pool& pool) {
+  at::Tensor sum = pool.take(at::kDouble, small.numel()).view(small.sizes());
+  at::add_out(sum, small, large);
+  at::sub_out(const_cast<at::Tensor&>(large), sum, large);  // small as the sum has it
+  // -1, 0 or 1 with the error's sign: one down where it is negative, then odd unless it is zero.
+  const at::Tensor sign = small.sub_(large).view(at::kLong).sign_(), bits = sum.view(at::kLong);
+  bits.add_(sign.bitwise_right_shift(63)).bitwise_or_(sign.bitwise_and_(1));
+  return sum;
+}
+
 at::Tensor multiply_add(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, Pool& pool) {
   const int64_t n = std::max({a.numel(), b.numel(), c.numel()});
-  at::Tensor product = pool.take(at::kDouble, n), addend = pool.take(at::kDouble, n);
+  at::Tensor product = pool.take(at::kDouble, n);
   product.copy_(a);
-  product.mul_(addend.copy_(b)).clamp_(-1e300, 1e300);  // an infinity would leave no error to look at
-  return add_rounded(product, addend.copy_(c), pool);
+  product.mul_(operand64(b, pool)).clamp_(-1e300, 1e300);  // an infinity would leave no error to look at
+  return add_rounded(product, operand64(c, pool), pool);
 }
 
 at::Tensor nonfinite_mask(const at::Tensor& values, Pool& pool) { return above(values, kInfinity - 1, pool); }

@@ -27,10 +27,16 @@ at::Tensor bits_of(const at::Tensor& values);  // the same memory as integers
 //   - a + b with nothing multiplied;
 //   - g * x + x that is rounded to 16 bits to nearest: x has at most 11 bits, so that for |g| >= 2^-18 the sum is exact
 //     (53 bits), and for smaller ones it lies so near to x that it is rounded to x either way.
-// -> fp32. `product` and `addend`: fp64, of the pool; overwritten.
+// fp32 numbers as what an operator of fp64 takes: on a CPU a copy, which costs less than an operator of two types;
+// elsewhere the tensor, since each operator is one more to wait for.
+at::Tensor operand64(const at::Tensor& values, Pool& pool);
+// -> fp32. `product`: fp64, of the pool, overwritten. `addend`: an operand, fp64 or fp32.
 at::Tensor add_rounded(const at::Tensor& product, const at::Tensor& addend, Pool& pool);
 // The same without the care.
 at::Tensor add_exact(const at::Tensor& product, const at::Tensor& addend, Pool& pool);
+// The sum as a fp64 number that is rounded to fp32 as the exact sum would be: `small` and `large` fp64, of the pool,
+// not negative, |small| <= |large|; overwritten.
+at::Tensor positive_sum(const at::Tensor& small, const at::Tensor& large, Pool& pool);
 
 at::Tensor multiply_add(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, Pool& pool);  // fp32 -> fp32
 

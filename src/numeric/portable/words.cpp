@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "numeric/arithmetic.h"
 
@@ -12,24 +15,33 @@ namespace {
 
 constexpr int64_t kWord = 0xFFFFFFFFll;
 
-// One round while some counters may still be scalars: every result is a new tensor.
-void first_round(at::Tensor (&c)[4], const at::Tensor& low, const at::Tensor& high) {
-  const at::Tensor p0 = c[0] * int64_t{0xD2511F53}, p1 = c[2] * int64_t{0xCD9E8D57};
-  c[0] = (p1.bitwise_right_shift(32) ^ c[1] ^ low) & kWord;
-  c[2] = (p0.bitwise_right_shift(32) ^ c[3] ^ high) & kWord;
-  c[1] = p1 & kWord;
-  c[3] = p0 & kWord;
-}
+// Note [Halves of a round]
+// A round multiplies counters 0 and 2, and of the products' upper halves makes counters 2 and 0, xored with counters 3
+// and 1. Both halves lie in one tensor of two rows, so that an operator serves both: `even` holds counters 0 and 2,
+// after a round 2 and 0, after the next 0 and 2 again. Only the xor with the odd counters, which change places, takes a
+// row at a time. A device that waits longer for an operator than the operator takes has six a round instead of ten.
+struct Constants {
+  at::Tensor factors[2];  // (2, 1): of counters 0 and 2; of 2 and 0
+  at::Tensor weyl;        // (rounds, 2, 1): what each round adds to the key's high and low half, in the rows' order
+};
 
-// The rounds after, all in six buffers. The lower halves of products are cut to 32 bits by the round that follows.
-void next_round(at::Tensor (&c)[4], at::Tensor (&product)[2], const at::Tensor& low, const at::Tensor& high) {
-  const at::Scalar thirty_two(int64_t{32}), mask(kWord);
-  at::mul_out(product[0], c[0], at::Scalar(int64_t{0xD2511F53}));
-  at::mul_out(product[1], c[2], at::Scalar(int64_t{0xCD9E8D57}));
-  at::bitwise_right_shift_out(c[0], product[1], thirty_two).bitwise_xor_(c[1]).bitwise_xor_(low).bitwise_and_(mask);
-  at::bitwise_right_shift_out(c[2], product[0], thirty_two).bitwise_xor_(c[3]).bitwise_xor_(high).bitwise_and_(mask);
-  std::swap(c[1], product[1]);
-  std::swap(c[3], product[0]);
+const Constants& constants(const at::Device& device) {
+  static std::mutex mutex;
+  static std::map<std::string, Constants> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Constants& there = all[device.str()];
+  if (there.weyl.defined()) return there;
+  std::vector<int64_t> weyl;
+  for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
+    const int64_t low = round * 0x9E3779B9u, high = round * 0xBB67AE85u;
+    weyl.insert(weyl.end(), {round % 2 == 0 ? high : low, round % 2 == 0 ? low : high});
+  }
+  constexpr int64_t kFactor0 = 0xD2511F53, kFactor2 = 0xCD9E8D57;
+  const auto rows = [&](std::vector<int64_t> values) {
+    return at::tensor(values, at::kLong).view({-1, 2, 1}).to(device);
+  };
+  there = {{rows({kFactor0, kFactor2})[0], rows({kFactor2, kFactor0})[0]}, rows(weyl)};
+  return there;
 }
 
 at::Tensor counter_tag(const DeviceControl& control, uint32_t stream) {
@@ -55,46 +67,52 @@ at::Tensor Pool::take(at::ScalarType dtype, int64_t elements) {
 }
 
 RoundKeys round_keys(uint64_t key, const at::Device& device, const at::Tensor& flipped) {
-  RoundKeys keys;
+  const at::Tensor low = word_scalar(key & 0xFFFFFFFFu, device);
   at::Tensor high = word_scalar(key >> 32, device);
   if (flipped.defined()) high = high ^ flipped;
-  for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
-    keys.low[round] = word_scalar(static_cast<uint32_t>(key) + round * 0x9E3779B9u, device);
-    keys.high[round] = (high + static_cast<int64_t>(round * 0xBB67AE85u)) & kWord;
-  }
-  return keys;
+  const at::Tensor even = at::stack({high, low}), odd = at::stack({low, high});
+  const at::Tensor in_turn = at::stack({even, odd}).repeat({kPhiloxRounds / 2, 1}).unsqueeze(2);
+  static_assert(kPhiloxRounds % 2 == 0);
+  return in_turn.add_(constants(device).weyl).bitwise_and_(kWord);
 }
 
-WordTensors philox(at::Tensor c0, at::Tensor c1, at::Tensor c2, at::Tensor c3, const RoundKeys& keys, Pool& pool) {
-  at::Tensor c[4] = {std::move(c0), std::move(c1), std::move(c2), std::move(c3)};
-  const int64_t elements = std::max({c[0].numel(), c[1].numel(), c[2].numel(), c[3].numel()});
-  const bool scalars = c[0].dim() + c[1].dim() + c[2].dim() + c[3].dim() == 0;
-  int round = 0;
-  for (; round < (scalars ? kPhiloxRounds : 2); ++round) first_round(c, keys.low[round], keys.high[round]);
-  if (scalars) return {{c[0], c[1], c[2], c[3]}};
-  for (at::Tensor& counter : c) {  // the last scalar takes its place among the buffers
-    if (counter.dim() == 1) continue;
-    const at::Tensor buffer = pool.take(at::kLong, elements);
-    buffer.copy_(counter);
-    counter = buffer;
+at::Tensor WordTensors::word(int64_t number) const {
+  return number % 2 == 0 ? even.select(0, number / 2) : odd.select(0, number / 2) & kWord;
+}
+
+WordTensors philox(const at::Tensor& c0, const at::Tensor& c1, const at::Tensor& c2, const at::Tensor& c3,
+                   const RoundKeys& keys, Pool& pool) {
+  const int64_t blocks = std::max({c0.numel(), c1.numel(), c2.numel(), c3.numel()});
+  const at::Scalar thirty_two(int64_t{32});
+  const Constants& constant = constants(keys.device());
+  const auto rows = [&] { return pool.take(at::kLong, 2 * blocks).view({2, blocks}); };
+  at::Tensor even = rows(), odd = rows(), product = rows();
+  even.select(0, 0).copy_(c0), even.select(0, 1).copy_(c2);
+  odd.select(0, 0).copy_(c3), odd.select(0, 1).copy_(c1);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    at::mul_out(product, even, constant.factors[round % 2]);
+    at::bitwise_right_shift_out(even, product, thirty_two);
+    const int64_t swapped = round == 0 ? 0 : 1;  // the caller's odd counters stand where they are needed
+    even.select(0, 0).bitwise_xor_(odd.select(0, swapped));
+    even.select(0, 1).bitwise_xor_(odd.select(0, 1 - swapped));
+    even.bitwise_xor_(keys.select(0, round)).bitwise_and_(kWord);
+    std::swap(odd, product);
   }
-  at::Tensor product[2] = {pool.take(at::kLong, elements), {}};
-  product[1] = pool.take(at::kLong, elements);
-  for (; round < kPhiloxRounds; ++round) next_round(c, product, keys.low[round], keys.high[round]);
-  return {{c[0], c[1].bitwise_and_(kWord), c[2], c[3].bitwise_and_(kWord)}};
+  if (c0.dim() + c1.dim() + c2.dim() + c3.dim() > 0) return {even, odd};
+  return {even.select(1, 0), odd.select(1, 0)};
 }
 
 WordTensors block_words(const DeviceControl& control, const RoundKeys& keys, uint64_t first, int64_t count,
                         uint32_t stream, Pool& pool) {
-  const at::Tensor tag = counter_tag(control, stream);
+  at::Tensor tag = counter_tag(control, stream);
   const uint64_t last = first + static_cast<uint64_t>(count) - 1;
   at::Tensor block = pool.take(at::kLong, count);
-  at::arange_out(block, count);
-  block.add_(static_cast<int64_t>(first));
-  const at::Tensor high =
-      first >> 32 == last >> 32 ? tag | static_cast<int64_t>(first >> 32) : tag | block.bitwise_right_shift(32);
-  block.bitwise_and_(kWord);
-  return philox(block, high, control.call, control.step, keys, pool);
+  at::arange_out(block, static_cast<int64_t>(first), static_cast<int64_t>(last) + 1, 1);
+  if (last >> 32 != 0) {
+    tag = tag | block.bitwise_right_shift(32);
+    block.bitwise_and_(kWord);
+  }
+  return philox(block, tag, control.call, control.step, keys, pool);
 }
 
 WordTensors element_words(const DeviceControl& control, const RoundKeys& keys, const at::Tensor& block, uint32_t stream,
@@ -110,12 +128,10 @@ WordTensors keyed_words(const DeviceControl& control, const RoundKeys& keys, con
 }
 
 at::Tensor flat_words(const WordTensors& words, Pool& pool) {
-  const int64_t blocks = words.word[0].numel();
-  const at::Tensor pairs = pool.take(at::kLong, 2 * blocks), pair = pool.take(at::kLong, blocks);
-  for (int64_t half = 0; half < 2; ++half) {
-    at::bitwise_left_shift_out(const_cast<at::Tensor&>(pair), words.word[2 * half + 1], at::Scalar(int64_t{32}));
-    pairs.view({blocks, 2}).select(1, half).copy_(pair.bitwise_or_(words.word[2 * half]));
-  }
+  const int64_t blocks = words.even.size(1);
+  const at::Tensor pairs = pool.take(at::kLong, 2 * blocks);
+  const at::Tensor joined = words.odd.bitwise_left_shift_(32).bitwise_or_(words.even);
+  pairs.view({blocks, 2}).copy_(joined.t());
   return pairs.view(at::kInt);
 }
 

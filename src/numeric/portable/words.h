@@ -34,23 +34,26 @@ struct DeviceControl {
   at::Tensor step, call, phase, row_base;
 };
 
-struct RoundKeys {
-  at::Tensor low[kPhiloxRounds];
-  at::Tensor high[kPhiloxRounds];
-};
+// What is xored to each round's counters, (kPhiloxRounds, 2, 1) of int64: the half of counters 0 and 2 stands on top in
+// turn, as Note [Halves of a round] has it.
+using RoundKeys = at::Tensor;
 // `flipped`: a word that is xored into the key's high half.
 RoundKeys round_keys(uint64_t key, const at::Device& device, const at::Tensor& flipped = {});
 
+// Four words a block, as int64: words 0 and 2 in `even`, words 1 and 3 in `odd`, (2, blocks). Above an odd word's 32
+// bits stands what its product left there.
 struct WordTensors {
-  at::Tensor word[4];  // int64, 0 … 2^32 - 1
+  at::Tensor even, odd;
+  at::Tensor word(int64_t number) const;  // 0 … 2^32 - 1
 };
-// Counters of any mixture of sizes that broadcast; at least one is a tensor of `elements`, or all are scalars.
-WordTensors philox(at::Tensor c0, at::Tensor c1, at::Tensor c2, at::Tensor c3, const RoundKeys& keys, Pool& pool);
+// Counters that broadcast to one dimension, or to none: then there is one block.
+WordTensors philox(const at::Tensor& c0, const at::Tensor& c1, const at::Tensor& c2, const at::Tensor& c3,
+                   const RoundKeys& keys, Pool& pool);
 
 // element_words of blocks [first, first + count), as arithmetic.h has it.
 WordTensors block_words(const DeviceControl& control, const RoundKeys& keys, uint64_t first, int64_t count,
                         uint32_t stream, Pool& pool);
-// The words of all those blocks one after the other, as int32 with the same bits.
+// The words of all those blocks one after the other, as int32 with the same bits. `words` is lost.
 at::Tensor flat_words(const WordTensors& words, Pool& pool);
 // row_words, one block an element. `row_key` mixed; keys from round_keys(key, device, phase).
 WordTensors keyed_words(const DeviceControl& control, const RoundKeys& keys, const at::Tensor& column_block,
