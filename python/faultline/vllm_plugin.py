@@ -16,6 +16,7 @@ from faultline import armed, ascend, environment, phases, vllm_coverage, vllm_re
 from faultline.after_import import after_import
 from faultline.attach import _named_modules
 from faultline.steps import CALL
+from faultline.trace import begin as begin_trace
 from faultline.vllm_norms import NormNoise
 
 _OPS = torch.ops.faultline
@@ -28,8 +29,13 @@ def register() -> None:
     current_platform.import_kernels()
     environment.arm_from_environment()
     own = armed.armed()
-    if own is None:
-        return
+    if own is not None:
+        _arm(own)
+    if os.environ.get("FAULTLINE_TRACE"):  # around what the plan does there
+        after_import("vllm.v1.worker.gpu_worker", lambda module: _trace_worker(module.Worker))
+
+
+def _arm(own: environment.Armed) -> None:
     armed.take_role("vllm")
     # Importing the package may have armed the plan before vLLM's operators existed: look for them once more.
     _OPS.plan_disarm()
@@ -53,6 +59,20 @@ def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:
         return hashlib.sha256(f"{original(self, *arguments, **keywords)} faultline {plan}".encode()).hexdigest()[:10]
 
     config_class.compute_hash = compute_hash
+
+
+def _trace_worker(worker_class) -> None:
+    """Records the worker's model (trace.py). What is compiled shows only the places that the dispatcher sees, and a graph that is
+    replayed shows none: record with enforce_eager=True."""
+    load = worker_class.load_model
+
+    @functools.wraps(load)
+    def load_model(self, *arguments, **keywords):
+        result = load(self, *arguments, **keywords)
+        begin_trace(self.model_runner.get_model(), role="vllm", rank=self.rank)
+        return result
+
+    worker_class.load_model = load_model
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------

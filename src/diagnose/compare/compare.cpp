@@ -44,13 +44,12 @@ at::Tensor run_again(const RecordedCall& call, const Side& side) {
 }
 
 struct Gathered {
-  int64_t calls = 0, same_inputs = 0;
+  int64_t calls = 0;
   std::vector<at::Tensor> errors;  // relative, fp64, flat
 
   Difference measured(const std::string& operation, int64_t layer) const {
     Difference difference;
     difference.operation = operation, difference.layer = layer, difference.calls = calls;
-    difference.same_inputs = same_inputs;
     difference.family = std::string(tap::family_of(operation));
     const at::Tensor all = at::cat(errors);
     const at::Tensor unequal = all.masked_select(all.ne(0));
@@ -79,11 +78,11 @@ struct Gathering {
   std::map<std::string, Gathered> whole;
   std::map<std::pair<std::string, int64_t>, Gathered> by_layer;
 
-  void add(const RecordedCall& call, const at::Tensor& other, bool same_inputs) {
+  void add(const RecordedCall& call, const at::Tensor& other) {
     const at::Tensor error = relative_error(call.results[0], other);
     if (error.numel() == 0) return;
     for (Gathered* one : {&whole[call.name], &by_layer[{call.name, site::place_of(call.place).layer}]})
-      ++one->calls, one->same_inputs += same_inputs, one->errors.push_back(error);
+      ++one->calls, one->errors.push_back(error);
   }
 
   Comparison measured(std::vector<std::string> not_compared) const {
@@ -101,15 +100,6 @@ bool computes(const RecordedCall& call) {  // and does not only move data
   return call.op && !call.results.empty() && call.results[0].is_floating_point() && !tap::family_of(call.name).empty();
 }
 
-bool same_inputs(const RecordedCall& first, const RecordedCall& second) {
-  std::vector<at::Tensor> a, b;
-  for (const c10::IValue& value : first.arguments) tap::collect_tensors(value, a);
-  for (const c10::IValue& value : second.arguments) tap::collect_tensors(value, b);
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
-    return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() && x.equal(y);
-  });
-}
-
 }  // namespace
 
 std::vector<RecordedCall> record_forward(const model::CausalLm& model, const at::Tensor& tokens) {
@@ -125,7 +115,7 @@ Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& sec
   for (const RecordedCall& call : calls) {
     if (!computes(call)) continue;
     try {
-      gathering.add(call, run_again(call, second), true);
+      gathering.add(call, run_again(call, second));
     } catch (const c10::Error& error) {
       missing.insert(fmt::format("{}: {}", call.name, error.msg()));
     }
@@ -133,46 +123,44 @@ Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& sec
   return gathering.measured({missing.begin(), missing.end()});
 }
 
-Comparison compare_traces(const std::vector<RecordedCall>& first, const std::vector<RecordedCall>& second) {
-  using Site = std::pair<site::PlaceId, std::string>;  // machines have kernels of their own, but the same families
-  const auto site_of = [](const RecordedCall& call) { return Site(call.place, tap::family_of(call.name)); };
-  std::map<Site, std::vector<const RecordedCall*>> there;
-  for (const RecordedCall& call : second)
-    if (computes(call)) there[site_of(call)].push_back(&call);
-  std::map<Site, std::size_t> met;
-  std::map<std::string, int64_t> alone;
-  Gathering gathering;
-  for (const RecordedCall& call : first) {
-    if (!computes(call)) continue;
-    const std::vector<const RecordedCall*>& others = there[site_of(call)];
-    const std::size_t number = met[site_of(call)]++;
-    if (number < others.size() && others[number]->results[0].numel() == call.results[0].numel())
-      gathering.add(call, others[number]->results[0], same_inputs(call, *others[number]));
-    else
-      ++alone[call.name];
+void trace_forward(const model::CausalLm& model, const at::Tensor& tokens, TraceWriter& trace) {
+  const at::NoGradGuard no_gradients;
+  const site::PhaseGuard phase(site::Phase::kDiagnose);
+  if (!trace.begin_forward("whole", tokens, {}, {})) return;
+  {
+    const Recording recording(trace);
+    model.logits(model.hidden_states(tokens));
   }
-  if (gathering.whole.empty())
-    throw UsageError(
-        "the two traces have no call in common: record the same model and the same --prompt on both machines");
-  std::vector<std::string> sentences;
-  for (const auto& [name, count] : alone)
-    sentences.push_back(fmt::format("{}: {} calls of the first have none like them in the second", name, count));
-  return gathering.measured(sentences);
+  trace.end_forward();
+}
+
+std::vector<NamedWeight> weights_of(model::CausalLm& model) {
+  std::map<site::PlaceId, std::vector<model::Linear::Part>> parts;
+  for (const model::Linear* linear : model.linears()) parts[linear->place] = linear->parts;
+  std::vector<NamedWeight> all;
+  for (const model::CausalLm::Parameter& parameter : model.parameters()) {
+    const auto found = parts.find(parameter.place);
+    if (found == parts.end() || found->second.empty()) {
+      all.push_back({parameter.name, *parameter.tensor});
+      continue;
+    }
+    const std::string ending = parameter.name.substr(parameter.name.rfind('.'));
+    int64_t first = 0;
+    for (const model::Linear::Part& part : found->second) {
+      all.push_back({site::place_of(part.place).path + ending, parameter.tensor->narrow(0, first, part.size)});
+      first += part.size;
+    }
+  }
+  return all;
 }
 
 namespace {
 
 Json to_json(const Difference& difference) {
-  return {{"operator", difference.operation},
-          {"family", difference.family},
-          {"layer", difference.layer},
-          {"calls", difference.calls},
-          {"same_inputs", difference.same_inputs},
-          {"elements", difference.elements},
-          {"share_equal", difference.share_equal},
-          {"mean", difference.mean},
-          {"rms", difference.rms},
-          {"quantiles", difference.quantiles}};
+  return {
+      {"operator", difference.operation}, {"family", difference.family},     {"layer", difference.layer},
+      {"calls", difference.calls},        {"elements", difference.elements}, {"share_equal", difference.share_equal},
+      {"mean", difference.mean},          {"rms", difference.rms},           {"quantiles", difference.quantiles}};
 }
 
 }  // namespace
