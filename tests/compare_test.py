@@ -151,8 +151,8 @@ def test_the_difference_that_came_in_and_the_own_one_stand_apart(tmp_path):
         record(tmp_path / "b", model, tokens(1, 16), detail="full")
     places = {(one["place"], one["surface"]): one for one in faultline.compare(tmp_path / "a", tmp_path / "b")["places"]}
     before, after = places["model.layers.0.mlp.up_proj", "output"], places["model.layers.1.self_attn.q_proj", "output"]
-    assert before["difference"] == 0 and after["difference"] > 0.01
-    assert 0 < after["own_b"] < after["allowed"] < 0.02, "its own part is rounding"
+    assert before["difference"] == 0 and after["difference"] > 0.005
+    assert 0 < after["own_b"] < after["allowed"] < 0.05, "its own part is rounding"
 
 
 def test_nan_on_one_side_is_said_with_where_it_began(tmp_path):

@@ -5,16 +5,12 @@ from published_records import record
 
 PAGE = "docs/results/compare.md"
 CAMPAIGN = record("compare-campaign.json")
-CLEAN, FAULTY, BY = CAMPAIGN["clean"], CAMPAIGN["faulty"], CAMPAIGN["by"]
+CLEAN, FAULTY = CAMPAIGN["clean"], CAMPAIGN["faulty"]
 
 
 def upper_limit(count):
     """Of a rate of which nothing was seen in so many: 95 %, one-sided."""
     return 100 * (1 - 0.05 ** (1 / count))
-
-
-def worst(what):
-    return min((one["right"] / one["pairs"], name.removeprefix(what + " ")) for name, one in BY.items() if name.startswith(what + " "))
 
 
 CLAIMS = [

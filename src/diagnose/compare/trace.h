@@ -68,7 +68,7 @@ class TraceWriter final : public CallSink {
   };
   void go_on();
   Json described(const at::Tensor& x) const;
-  Json stored(const at::Tensor& x, bool is_fresh);
+  Json stored(const at::Tensor& x, bool is_fresh, bool is_always = false);
   Json argument(const c10::IValue& value, bool is_fresh);
   Json line_of(const OperatorFacts& facts, const RecordedCall& call) const;
   void take_digest(const OperatorFacts& facts, const RecordedCall& call);

@@ -124,7 +124,7 @@ bool TraceWriter::begin_forward(const std::string& kind, const at::Tensor& token
   if (is_enough_) return false;
   rows_ = token_rows(kind, tokens, mask, positions, rows_);
   choice_ = {tokens.defined() ? tokens.numel() : -1, chosen_rows(rows_, kSampledRows)};
-  const auto small = [&](const at::Tensor& x) { return x.defined() && x.dim() <= 2 ? stored(x, true) : Json(); };
+  const auto small = [&](const at::Tensor& x) { return x.defined() && x.dim() <= 2 ? stored(x, true, true) : Json(); };
   lines_.push_back({{"forward", forwards_++},
                     {"kind", kind},
                     {"tokens", small(tokens)},
@@ -168,8 +168,8 @@ Json TraceWriter::described(const at::Tensor& x) const {
   return json;
 }
 
-// is_fresh: nobody else writes into it.
-Json TraceWriter::stored(const at::Tensor& x, bool is_fresh) {
+// is_fresh: nobody else writes into it. is_always: beyond the limit, too, as tokens are.
+Json TraceWriter::stored(const at::Tensor& x, bool is_fresh, bool is_always) {
   Json json = described(x);
   const int64_t size = x.numel() * static_cast<int64_t>(x.element_size());
   const std::tuple key(x.data_ptr(), x.sizes().vec(), x.strides().vec(), static_cast<int>(x.scalar_type()));
@@ -183,7 +183,7 @@ Json TraceWriter::stored(const at::Tensor& x, bool is_fresh) {
     json["tensor"] = found->second;
     return json;
   }
-  if (bytes_ + waiting_bytes_ + size > options_.most_bytes) {
+  if (!is_always && bytes_ + waiting_bytes_ + size > options_.most_bytes) {
     bounded_ = true;
     return json;
   }
@@ -331,7 +331,7 @@ void TraceWriter::take_chances(const RecordedCall& call) {
     all.push_back(piece.gather(1, index.clamp(0, logits.size(1) - 1).unsqueeze(1)).squeeze(1) - piece.logsumexp(1));
   }
   const at::Tensor chances = at::cat(all).masked_fill(token.lt(0), std::nan(""));
-  lines_.push_back({{"logprobs", stored(chances, true)}, {"forward", forwards_ - 1}});
+  lines_.push_back({{"logprobs", stored(chances, true, true)}, {"forward", forwards_ - 1}});
 }
 
 void TraceWriter::flush() {
