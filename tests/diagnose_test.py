@@ -226,57 +226,6 @@ def test_compare_finds_a_machine_equal_to_itself_and_types_different(model, tmp_
     assert checked.returncode == 0, checked.stderr
 
 
-def test_a_trace_is_compared_on_another_machine(model, tmp_path):
-    trace = tmp_path / "first.safetensors"
-    recorded = launch("compare", "--model", model, "--a", "cpu:bf16", "--record", trace, "--json")
-    assert recorded.returncode == 0, recorded.stderr
-    assert json.loads(recorded.stdout)["recorded"] > 20
-    same = as_json("compare", "--a", trace, "--b", "cpu:bf16")
-    assert len(same["operators"]) > 3 and all(one["share_equal"] == 1 for one in same["operators"])
-    wider = as_json("compare", "--a", trace, "--b", "cpu:fp32")
-    assert any(one["share_equal"] < 1 for one in wider["operators"])
-
-
-def test_two_traces_are_compared_as_they_are(model, tmp_path):
-    one, two, wide = (tmp_path / name for name in ("one.safetensors", "two.safetensors", "wide.safetensors"))
-    for trace, side in ((one, "cpu:bf16"), (two, "cpu:bf16"), (wide, "cpu:fp32")):
-        launch("compare", "--model", model, "--a", side, "--record", trace)
-    same = as_json("compare", "--a", one, "--b", two)
-    assert same["operators"] and all(row["share_equal"] == 1 and row["same_inputs"] == row["calls"] for row in same["operators"])
-    other = as_json("compare", "--a", one, "--b", wide)
-    linear = next(row for row in other["operators"] if row["family"] == "matmul")
-    assert linear["rms"] > 0 and linear["same_inputs"] < linear["calls"]  # what differs is handed on
-    refused(64, "compare", "--a", one, "--b", two, "--out", tmp_path / "profiles", says="nothing is made again")
-
-
-def rewritten(trace, to, change):
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    with safe_open(trace, "pt") as file:
-        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
-    calls = json.loads(metadata["calls"])
-    change(calls)
-    save_file(tensors, str(to), metadata={**metadata, "calls": json.dumps(calls)})
-
-
-def test_a_strangers_trace_is_only_data(model, tmp_path):
-    trace, other = tmp_path / "first.safetensors", tmp_path / "other.safetensors"
-    launch("compare", "--model", model, "--a", "cpu:bf16", "--record", trace)
-    for change, says in [
-        (lambda calls: calls[0].update(name="aten::from_file"), "no operator that is compared"),
-        (lambda calls: calls[0].update(name="aten::mm", overload="no_such"), "no operator"),
-        (lambda calls: calls[0]["arguments"].append(7), "does not fit"),
-        (lambda calls: calls[0].update(result=10**9), "not there"),
-        (lambda calls: calls[0].pop("place"), "malformed"),
-    ]:
-        rewritten(trace, other, change)
-        refused(2, "compare", "--a", other, "--b", "cpu", says=says)
-    other.write_bytes(trace.read_bytes()[:-100])
-    refused(2, "compare", "--a", other, "--b", "cpu")
-    refused(64, "compare", "--a", "cpu", "--b", trace, says="--b")
-
-
 @pytest.mark.parametrize(
     "arguments, says",
     [

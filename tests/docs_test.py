@@ -58,7 +58,7 @@ NOT_REPLAYED = {
     r"faultline\.race --backend mine": "a backend of the reader's; race_torch_test registers one",
     r"faultline\.collectives --compare": "compares what the line before it left on a cluster; race_collectives_test",
     r"--executor ray": "ray_test runs each kind of trial on a cluster of two nodes",
-    r"one\.safetensors": "files of two machines of the reader's; diagnose_test compares such traces",
+    r"--a (one|a) --b|--a cpu:bf16 --record b": "traces of the reader's engines; compare_test records and compares such",
     r"vllm": "needs vLLM in an environment of its own; ./dev test-clients runs the same file (clients_vllm_test)",
     r"verl|/shared/|FAULTLINE_RECIPE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
     r"^python -m faultline .*(script\.py|package\.module)": "the reader's own script; clients_examples_test runs ours",

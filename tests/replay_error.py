@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests")]
 import torch  # noqa: E402
 
 import faultline  # noqa: E402
-from faultline import compare  # noqa: E402
+from faultline import devices  # noqa: E402
 from tap_models import VOCABULARY, llama, logits  # noqa: E402
 
 SEEDS = range(1, 9)
@@ -59,12 +59,12 @@ def distance(one, other):
 def replay(folder, first, second):
     device, dtype = side(first)
     folder.mkdir(parents=True, exist_ok=True)
-    trace, model = folder / "first.safetensors", build(device, dtype)
+    trace, model = folder / "first", build(device, dtype)
     clean = logits(model, ids(device))
     if not trace.exists():
-        compare.record(lambda: model(ids(device), use_cache=False), trace, model=model)
+        devices.record(lambda: model(ids(device), use_cache=False), trace, model=model)
     with machine(second) as (there, its_dtype):
-        answer = compare.compare(trace, there, dtype=its_dtype, out=folder / "profiles")
+        answer = devices.compare(trace, there, dtype=its_dtype, out=folder / "profiles")
         its_logits = logits(build(there, its_dtype), ids(there))
     reached, ratios = [], collections.defaultdict(list)
     for seed in SEEDS:

@@ -19,6 +19,7 @@ from faultline.environment import arm_from_environment
 from faultline.evidence import CollectionError, collect
 from faultline.launches import launches
 from faultline.plan import EvidenceError, Plan, census, ledger, phase, plan, weights_changed
+from faultline.trace import Comparison, Trace, compare, trace, watch_from_environment
 from faultline.trainer import follow
 from faultline import ray_workers
 
@@ -30,8 +31,10 @@ __all__ = [
     "LEDGER_COLUMNS",
     "Attachment",
     "CollectionError",
+    "Comparison",
     "EvidenceError",
     "Plan",
+    "Trace",
     "Verdict",
     "apply",
     "apply_",
@@ -39,6 +42,7 @@ __all__ = [
     "census",
     "checksum",
     "collect",
+    "compare",
     "diagnose",
     "digest",
     "follow",
@@ -51,6 +55,7 @@ __all__ = [
     "quantize",
     "read_ledger",
     "selftest",
+    "trace",
     "weights_changed",
 ]
 
@@ -153,3 +158,4 @@ def _is_launcher() -> bool:
 
 if not _is_launcher():
     arm_from_environment()
+    watch_from_environment()

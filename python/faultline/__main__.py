@@ -1,7 +1,8 @@
 """A script under a plan, unedited: `python -m faultline --recipe recipe.yaml script.py ARGS`, `torchrun … -m faultline
 --recipe recipe.yaml script.py ARGS`, or `-m module` in place of the script. The plan is armed here and, through the
 environment, in every process that the script starts with a plug-in of ours; at the end somebody must have evidence.
-`--launches` lists the kernels that this process ran on its GPUs (docs/tap.md), with a recipe or without one."""
+`--launches` lists the kernels that this process ran on its GPUs (docs/tap.md), with a recipe or without one. `--trace DIR`
+records what every operator read and gave (docs/compare.md), with a recipe or without one."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ def _arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--evidence", metavar="DIR", help="folder of the processes' evidence, one file a process; default: FAULTLINE_EVIDENCE, else none is kept")
     parser.add_argument("--collectives", metavar="DIR", help="tap every collective, too, and write its digests there (compare: python -m faultline.collectives --compare DIR)")
     parser.add_argument("--launches", nargs="?", metavar="FILE", help="list the kernels that this process ran on its GPUs and which of them were faulted; --launches=FILE: as JSON, too; needs no recipe")
+    parser.add_argument("--trace", metavar="DIR", help="record what every operator of the script's first model read and gave, for `faultline compare --a DIR --b OTHER`; needs no recipe")
+    parser.add_argument("--detail", choices=("digest", "sample", "full"), help="of --trace; default: sample")
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, not a script")
     parser.add_argument("script")
     parser.add_argument("rest", nargs=argparse.REMAINDER)
@@ -48,9 +51,19 @@ def _prepare(options: argparse.Namespace) -> None:
     os.environ["FAULTLINE_RECIPE"] = str(pathlib.Path(recipe).resolve())
     if options.evidence:
         os.environ["FAULTLINE_EVIDENCE"] = str(pathlib.Path(options.evidence).resolve())
+    _prepare_children(options)
+
+
+def _prepare_children(options: argparse.Namespace) -> None:
+    """Children arm the plan and record, too: inherited/sitecustomize.py."""
     if not options.module and not pathlib.Path(options.script).is_file():
         raise ValueError(f"{options.script}: there is no such script")
-    # Children arm the plan, too: inherited/sitecustomize.py.
+    if options.trace:
+        os.environ["FAULTLINE_TRACE"] = str(pathlib.Path(options.trace).resolve())
+        os.environ["FAULTLINE_TRACE_DETAIL"] = options.detail or "sample"
+        os.environ["FAULTLINE_TRACE_PROCESS"] = str(os.getpid())
+    elif options.detail:
+        raise ValueError("--detail is of a trace; give --trace DIR, too")
     package = pathlib.Path(__file__).resolve().parent
     search = [str(package / "inherited"), str(package.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(search))
@@ -58,6 +71,8 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def main(given: list[str]) -> int:
     options = _arguments(given)
+    if options.trace and not (options.recipe or os.environ.get("FAULTLINE_RECIPE")):
+        return _run_with_trace(options)
     if options.launches is not None and not (options.recipe or options.evidence or options.collectives or os.environ.get("FAULTLINE_RECIPE")):
         return _run_with_launches(options, scopes=False)
     try:
@@ -66,6 +81,10 @@ def main(given: list[str]) -> int:
 
         environment.arm_from_environment()
         armed.take_role("launcher")
+        if options.trace:
+            from faultline.trace import watch_from_environment
+
+            watch_from_environment()
         if options.collectives:
             from faultline import collectives
 
@@ -75,6 +94,8 @@ def main(given: list[str]) -> int:
         return EXIT_USAGE
     with _judged_exit(lambda status: _end(armed, evidence, status)):
         status = _run(options) if options.launches is None else _run_with_launches(options, scopes=True)
+        if options.trace:
+            _close_trace(options)
     return _end(armed, evidence, status) or status
 
 
@@ -107,6 +128,37 @@ def _run(options: argparse.Namespace) -> int:
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
+    return 0
+
+
+def _run_with_trace(options: argparse.Namespace) -> int:
+    """_run with nothing armed and every forward recorded."""
+    try:
+        _prepare_children(options)
+        from faultline.trace import watch_from_environment
+
+        watch_from_environment()
+    except (ImportError, ValueError) as error:
+        print(f"faultline: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        status = _run(options)
+    except ValueError as error:
+        if "trace" not in str(error):
+            raise
+        print(f"faultline: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return _close_trace(options) or status
+
+
+def _close_trace(options: argparse.Namespace) -> int:
+    """A script that records nothing has another model than ours, or none: its trace is missing, and so is the evidence."""
+    from faultline.trace import close_all
+
+    if close_all() == 0 and not any(pathlib.Path(os.environ["FAULTLINE_TRACE"]).glob("*/header.json")):
+        print("faultline: --trace: no model of transformers ran a forward in the script; record yours with faultline.trace(model, DIR)", file=sys.stderr)
+        return EXIT_EVIDENCE
+    print(f"[trace] {os.environ['FAULTLINE_TRACE']}: beside another one: faultline compare --a {options.trace} --b OTHER", file=sys.stderr)
     return 0
 
 

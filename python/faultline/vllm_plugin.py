@@ -18,6 +18,7 @@ from faultline.after_import import after_import
 from faultline.attach import _named_modules
 from faultline.steps import CALL
 from faultline.norms import NormNoise
+from faultline.trace import begin as begin_trace
 
 _OPS = torch.ops.faultline
 _ASCEND_WORKERS = ("vllm_ascend.worker.worker", "vllm_ascend.worker.worker_v1")  # the latter until 0.11
@@ -29,9 +30,14 @@ def register() -> None:
     current_platform.import_kernels()
     environment.arm_from_environment()
     own = armed.armed()
-    if own is None:
-        return
-    _refuse_verl_without_us()
+    if own is not None:
+        _refuse_verl_without_us()
+        _arm(own)
+    if os.environ.get("FAULTLINE_TRACE"):  # around what the plan does there
+        after_import("vllm.v1.worker.gpu_worker", lambda module: _trace_worker(module.Worker))
+
+
+def _arm(own: environment.Armed) -> None:
     armed.take_role("vllm")
     # Importing the package may have armed the plan before vLLM's operators existed: look for them once more.
     _OPS.plan_disarm()
@@ -62,6 +68,20 @@ def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:
         return hashlib.sha256(f"{original(self, *arguments, **keywords)} faultline {plan}".encode()).hexdigest()[:10]
 
     config_class.compute_hash = compute_hash
+
+
+def _trace_worker(worker_class) -> None:
+    """Records the worker's model (trace.py). What is compiled shows only the places that the dispatcher sees, and a graph that is
+    replayed shows none: record with enforce_eager=True."""
+    load = worker_class.load_model
+
+    @functools.wraps(load)
+    def load_model(self, *arguments, **keywords):
+        result = load(self, *arguments, **keywords)
+        begin_trace(self.model_runner.get_model(), role="vllm", rank=self.rank)
+        return result
+
+    worker_class.load_model = load_model
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------

@@ -78,10 +78,10 @@ ProductBound product_bound(const at::Tensor& x, const at::Tensor& weight_norms, 
                            at::ScalarType dtype, const at::Device& device) {
   // Needed on CPUs: 0.065 (bf16), 0.46 (fp32); tensor cores truncate where fp32 units round.
   const double c = device.is_cuda() ? 4 : dtype == at::kFloat ? 2 : 1;
-  const double root = std::sqrt(static_cast<double>(x.size(1)));
-  const at::Tensor size = x.norm(2, 1).unsqueeze(1), sizes = size * weight_norms.unsqueeze(0);
+  const double root = std::sqrt(static_cast<double>(x.size(-1)));
+  const at::Tensor size = x.norm(2, -1).unsqueeze(-1), weights = weight_norms.unsqueeze(-2), sizes = size * weights;
   // bf16 instructions take subnormal factors and sums for zero: each costs at most the other factor's share of that.
-  const at::Tensor flushed = (size + weight_norms.unsqueeze(0) + root) * (root * kFlushed);
+  const at::Tensor flushed = (size + weights + root) * (root * kFlushed);
   return {half_ulp(exact, dtype) + sizes * (c * root * kAccumulator) + flushed, sizes};
 }
 

@@ -19,10 +19,10 @@ struct KnownAnswers {
 };
 
 // The bound of |computed - exact| of a product: half an ulp of the result, and the accumulator's share of |x||w|.
-// c * sqrt(K) * 2^-24 * |x| |w| bounds it by Cauchy and Schwarz. x: (R, K), exact: (R, N), all fp64;
-// weight_norms: (N) of its rows; sizes: |x||w|, which no sum on the way is larger than.
+// c * sqrt(K) * 2^-24 * |x| |w| bounds it by Cauchy and Schwarz. x: (…, R, K), exact: (…, R, N), all fp64;
+// weight_norms: (…, N) of its rows; sizes: |x||w|, which no sum on the way is larger than.
 struct ProductBound {
-  at::Tensor tolerance, sizes;  // (R, N)
+  at::Tensor tolerance, sizes;  // (…, R, N)
 };
 ProductBound product_bound(const at::Tensor& x, const at::Tensor& weight_norms, const at::Tensor& exact,
                            at::ScalarType dtype, const at::Device& device);

@@ -14,14 +14,8 @@
 namespace faultline::diagnose {
 namespace {
 
-int64_t argument_index(const RecordedCall& call, std::string_view name) {
-  const auto& arguments = call.op->schema().arguments();
-  for (std::size_t i = 0; i < arguments.size(); ++i)
-    if (arguments[i].name() == name) return static_cast<int64_t>(i);
-  return -1;
-}
-
 bool is_view(const RecordedCall& call) {
+  if (!call.op) return false;
   const auto& returns = call.op->schema().returns();
   return !returns.empty() && returns[0].alias_info() != nullptr;
 }
@@ -42,7 +36,36 @@ bool reads_numbers(const RecordedCall& call) {
 
 at::Tensor optional_tensor(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
 
+at::Tensor optional_argument(const RecordedCall& call, std::string_view name) {
+  const int64_t index = argument_index(call, name);
+  return index < 0 ? at::Tensor() : optional_tensor(call.arguments[static_cast<std::size_t>(index)]);
+}
+
+// Where a norm's arguments stand; -1: it has none. Kernels of vLLM write the result into their first argument and round
+// once more, before they multiply by the weight.
+struct NormArguments {
+  std::size_t x, weight, epsilon;
+  int64_t residual = -1;
+  bool rounds_twice = false;
+};
+std::optional<NormArguments> norm_arguments(const std::string& name) {
+  if (name == "faultline::rms_norm") return NormArguments{0, 1, 2};
+  if (name == "faultline::add_rms_norm") return NormArguments{0, 2, 3, 1};
+  if (name == "aten::_fused_rms_norm") return NormArguments{0, 2, 3};
+  if (name == "_C::rms_norm") return NormArguments{1, 2, 3, -1, true};
+  if (name == "_C::fused_add_rms_norm") return NormArguments{0, 2, 3, 1, true};
+  return std::nullopt;
+}
+
 }  // namespace
+
+int64_t argument_index(const RecordedCall& call, std::string_view name) {
+  if (!call.op) return -1;
+  const auto& arguments = call.op->schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i)
+    if (arguments[i].name() == name) return static_cast<int64_t>(i);
+  return -1;
+}
 
 Recomputation::Kept Recomputation::wide_weight(const at::Tensor& weight) {
   for (const Kept& one : kept_)
@@ -80,44 +103,68 @@ void Recomputation::check_product(const RecordedCall& call, std::size_t x, std::
   at::Tensor exact = given.mm(w.wide.t());
   if (bias.defined()) exact = exact + wide(bias);
   const at::Tensor& y = call.results[0];
-  const ProductBound bound = product_bound(given, w.norms, exact, y.scalar_type(), y.device());
+  const ProductBound bound = product_bound(given, w.norms, exact, y.scalar_type(), call.machine.value_or(y.device()));
   observations.push_back(compare_in_range("linear", call, 0, exact, bound.tolerance, bound.sizes));
 }
 
+void Recomputation::check_matrices(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const at::Tensor a = wide(call.tensor(0)), b = wide(call.tensor(1)), exact = a.bmm(b);  // (B, R, N)
+  const at::Tensor& y = call.results[0];
+  const ProductBound bound = product_bound(a, b.norm(2, 1), exact, y.scalar_type(), call.machine.value_or(y.device()));
+  observations.push_back(compare_in_range("product", call, 0, exact, flat(bound.tolerance), bound.sizes));
+}
+
+// fp8 tensor cores keep about 14 bits of a sum, and promote it now and then.
+void Recomputation::check_scaled_product(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const at::Tensor a = wide(call.tensor(0)) * wide(call.tensor(2)), b = wide(call.tensor(1)) * wide(call.tensor(3));
+  at::Tensor exact = a.mm(b);
+  if (const at::Tensor bias = optional_argument(call, "bias"); bias.defined()) exact = exact + wide(bias);
+  const at::Tensor sizes = a.norm(2, 1).unsqueeze(1) * b.norm(2, 0).unsqueeze(0);
+  const double root = std::sqrt(static_cast<double>(a.size(1)));
+  const at::Tensor tolerance = half_ulp(exact, call.results[0].scalar_type()) + sizes * (root * 0x1p-13);
+  observations.push_back(compare_in_range("linear", call, 0, exact, tolerance, sizes));
+}
+
 void Recomputation::check_norm(const RecordedCall& call, std::vector<Observation>& observations) const {
-  const bool after_sum = call.name == "faultline::add_rms_norm";
+  const NormArguments where = *norm_arguments(call.name);
   const at::ScalarType dtype = call.results[0].scalar_type();
-  at::Tensor x = wide(call.tensor(0));
-  if (after_sum) {
-    const at::Tensor exact = x + wide(call.tensor(1)), bound = half_ulp(exact, dtype) * 1.001;
+  at::Tensor x = wide(call.tensor(where.x));
+  if (where.residual >= 0) {
+    const at::Tensor exact = x + wide(call.tensor(static_cast<std::size_t>(where.residual)));
+    const at::Tensor bound = half_ulp(exact, dtype) * 1.001;
     observations.push_back(compare_in_range("norm", call, 1, exact, bound));
     const at::Tensor seen = wide(call.results[1]);  // a tie may have been rounded either way
     x = at::where((seen - exact).abs().le(bound), seen, exact.to(dtype).to(at::kDouble));
   }
-  const at::Tensor weight = wide(call.tensor(after_sum ? 2 : 1));
-  const double epsilon = call.arguments.at(after_sum ? 3 : 2).toDouble();
+  const at::Tensor given = optional_tensor(call.arguments.at(where.weight));
+  const at::Tensor weight = given.defined() ? wide(given) : at::ones({x.size(-1)}, x.options());
+  const c10::IValue& said = call.arguments.at(where.epsilon);
+  const double epsilon = said.isNone() ? 0x1p-23 : said.toDouble();
   const at::Tensor squares = x.square().sum(-1, true);
   const at::Tensor exact = x * weight / (squares / static_cast<double>(x.size(-1)) + epsilon).sqrt();
-  const at::Tensor tolerance = half_ulp(exact, dtype) + exact.abs() * kFunctionError + (1 + weight.abs()) * kFlushed;
+  at::Tensor tolerance = half_ulp(exact, dtype) + exact.abs() * kFunctionError + (1 + weight.abs()) * kFlushed;
+  if (where.rounds_twice) tolerance = tolerance + half_ulp(exact, dtype) * 2;
   observations.push_back(compare_in_range("norm", call, 0, exact, tolerance, squares));
 }
 
 void Recomputation::check_sum(const RecordedCall& call, std::vector<Observation>& observations) const {
   const double alpha = call.arguments.size() > 2 ? call.arguments[2].toScalar().toDouble() : 1;
   const at::Tensor a = wide(call.tensor(0)), b = wide(call.tensor(1)) * alpha, exact = a + b;
+  const bool rounds_more = alpha != 1 || b.dim() == 0;  // a number is rounded to fp32 first
   const at::Tensor tolerance =
-      half_ulp(exact, call.results[0].scalar_type()) * 1.001 + (alpha == 1 ? 0 : 0x1p-23) * (a.abs() + b.abs());
+      half_ulp(exact, call.results[0].scalar_type()) * 1.001 + (rounds_more ? 0x1p-23 : 0) * (a.abs() + b.abs());
   observations.push_back(compare_in_range("add", call, 0, exact, tolerance));
 }
 
 void Recomputation::check_activation(const RecordedCall& call, std::vector<Observation>& observations) const {
-  const at::Tensor both = wide(call.tensor(0));
+  const bool writes = call.name == "_C::silu_and_mul";  // into its first argument, and rounds once more on the way
+  const at::Tensor both = wide(call.tensor(writes ? 1 : 0));
   const int64_t inner = both.size(-1) / 2;
   const at::Tensor gate = both.narrow(-1, 0, inner), up = both.narrow(-1, inner, inner);
   const at::Tensor exact = gate / (1 + (-gate).exp()) * up;
   // exp overflows fp32 below -88 and what is left is less than 2^-120 of the gate
-  const at::Tensor tolerance = half_ulp(exact, call.results[0].scalar_type()) + exact.abs() * kFunctionError +
-                               (gate * up).abs() * 0x1p-120 + (1 + up.abs()) * kFlushed;
+  const at::Tensor tolerance = half_ulp(exact, call.results[0].scalar_type()) * (writes ? 3 : 1) +
+                               exact.abs() * kFunctionError + (gate * up).abs() * 0x1p-120 + (1 + up.abs()) * kFlushed;
   observations.push_back(compare_in_range("activation", call, 0, exact, tolerance));
 }
 
@@ -156,6 +203,14 @@ void Recomputation::check_attention(const RecordedCall& call, std::vector<Observ
   if (is_causal) {
     const at::Tensor hidden = at::ones({q.size(2), k.size(2)}, scores.options().dtype(at::kBool)).triu(1);
     scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+  for (const char* name : {"attn_mask", "attn_bias"}) {
+    const at::Tensor mask = optional_argument(call, name);
+    if (!mask.defined()) continue;
+    if (mask.scalar_type() == at::kBool)
+      scores = scores.masked_fill(mask.to(device).logical_not(), -std::numeric_limits<double>::infinity());
+    else
+      scores = scores + wide(mask);
   }
   const at::Tensor chances = at::softmax(scores, -1);
   const at::Tensor exact = at::matmul(chances, v), weight = at::matmul(chances, v.abs());
@@ -212,7 +267,7 @@ bool Recomputation::check_movement(const RecordedCall& call, std::vector<Observa
 Checked Recomputation::check(const RecordedCall& call, std::vector<Observation>& observations) {
   if (call.results.empty() || !call.results[0].is_floating_point() || call.results[0].numel() == 0)
     return Checked::kNothingToCheck;
-  if (!call.op) {
+  if (call.is_boundary()) {
     observations.push_back({"handed on unchanged", operation_of(site::place_of(call.place)), call.place,
                             flat(call.tensor(0).to(device)), flat(call.results[0].to(device))});
     return Checked::kYes;
@@ -225,9 +280,13 @@ Checked Recomputation::check(const RecordedCall& call, std::vector<Observation>&
     check_product(call, 0, 1, true, {}, observations);
   } else if (name == "aten::addmm") {
     check_product(call, 1, 2, true, call.tensor(0), observations);
-  } else if (name == "faultline::rms_norm" || name == "faultline::add_rms_norm") {
+  } else if (name == "aten::bmm") {
+    check_matrices(call, observations);
+  } else if (name == "aten::_scaled_mm") {
+    check_scaled_product(call, observations);
+  } else if (norm_arguments(name)) {
     check_norm(call, observations);
-  } else if (name == "faultline::swiglu") {
+  } else if (name == "faultline::swiglu" || name == "_C::silu_and_mul") {
     check_activation(call, observations);
   } else if (name == "faultline::rotary") {
     check_rotary(call, observations);
@@ -237,7 +296,7 @@ Checked Recomputation::check(const RecordedCall& call, std::vector<Observation>&
     check_sum(call, observations);
   } else if (is_view(call)) {
     return Checked::kNothingToCheck;
-  } else if (!check_movement(call, observations)) {
+  } else if (!call.op || (!check_movement(call, observations) && !check_elementwise(call, observations))) {
     return Checked::kNoReference;
   }
   return Checked::kYes;

@@ -1,5 +1,6 @@
 // What an operator call had to give: recomputed in fp64 elsewhere, with the bound that rounding allows. Data that only
-// moves must come out as it went in.
+// moves must come out as it went in. Operators that models are written in (products, norms, attention, …) have formulas
+// here; torch's elementwise ones, sums and softmax are run again in fp64 (recomputation_elementwise.cpp).
 #pragma once
 
 #include "diagnose/observation.h"
@@ -24,12 +25,17 @@ struct Recomputation {
   Kept wide_weight(const at::Tensor& weight);
   void check_product(const RecordedCall& call, std::size_t x, std::size_t weight, bool transposed,
                      const at::Tensor& bias, std::vector<Observation>& observations);
+  void check_matrices(const RecordedCall& call, std::vector<Observation>& observations) const;
+  void check_scaled_product(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_norm(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_sum(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_activation(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_rotary(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_attention(const RecordedCall& call, std::vector<Observation>& observations) const;
   bool check_movement(const RecordedCall& call, std::vector<Observation>& observations) const;
+  bool check_elementwise(const RecordedCall& call, std::vector<Observation>& observations) const;
+  // The operator itself, on fp64 copies of what it was given.
+  at::Tensor run_wide(const RecordedCall& call, bool of_sizes = false) const;
   Observation compare(const char* operation, const RecordedCall& call, std::size_t result, const at::Tensor& exact,
                       const at::Tensor& tolerance) const;
   // intermediate: how large numbers get on the way to exact, broadcast; undefined: no larger than it (range.h).
@@ -39,5 +45,8 @@ struct Recomputation {
 
   std::vector<Kept> kept_;
 };
+
+// The position of an argument in the operator's schema; -1: it has none of that name, or is not known here.
+int64_t argument_index(const RecordedCall& call, std::string_view name);
 
 }  // namespace faultline::diagnose

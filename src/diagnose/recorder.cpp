@@ -1,12 +1,12 @@
 #include "diagnose/recorder.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <memory>
+#include <unordered_map>
 
-#include "base/error.h"
 #include "site/backend.h"
 #include "tap/boundary.h"
 #include "tap/operators.h"
@@ -15,7 +15,31 @@ namespace faultline::diagnose {
 namespace {
 
 constexpr c10::DispatchKey kRecordKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
-thread_local std::vector<RecordedCall>* calls = nullptr;
+thread_local CallSink* sink = nullptr;
+
+const OperatorFacts& facts_of(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<c10::OperatorHandle, OperatorFacts> known;
+  const auto found = known.find(op);
+  if (found != known.end()) return found->second;
+  OperatorFacts facts;
+  facts.name = std::string(tap::base_name(tap::full_name(op.operator_name())));
+  facts.overload = op.operator_name().overload_name;
+  facts.family = std::string(tap::family_of(facts.name));
+  const auto& arguments = op.schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i)
+    if (const auto* alias = arguments[i].alias_info(); alias != nullptr && alias->isWrite()) facts.written.push_back(i);
+  const auto& returns = op.schema().returns();
+  facts.is_view = facts.written.empty() && !returns.empty() && returns[0].alias_info() != nullptr;
+  return known.emplace(op, std::move(facts)).first->second;
+}
+
+c10::IValue copied(const c10::IValue& value) {
+  if (value.isTensor() && value.toTensor().defined()) return value.toTensor().clone();
+  if (!value.isTensorList()) return value;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(tensor.defined() ? tensor.clone() : tensor);
+  return list;
+}
 
 uint64_t writes_into(const RecordedCall& call) {
   std::vector<at::Tensor> tensors = call.results;
@@ -32,28 +56,41 @@ void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     op.redispatchBoxed(below, stack);  // its parts are recorded
     return;
   }
+  CallSink* taker = sink;
+  const OperatorFacts& facts = facts_of(op);
+  const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
+  if (taker == nullptr || !taker->wants(facts)) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
   RecordedCall call;
-  call.name = std::string(tap::base_name(tap::full_name(op.operator_name())));
+  call.name = facts.name, call.overload = facts.overload, call.op = op;
   const auto given = torch::jit::last(*stack, op.schema().arguments().size());
   call.arguments.assign(given.begin(), given.end());
-  std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> tensors, written;
   for (const c10::IValue& value : call.arguments) tap::collect_tensors(value, tensors);
-  call.place = tap::locate(tap::weight_use_of(call.name), tensors).place;
-  call.op = op;
-  {
-    const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
-    op.redispatchBoxed(below, stack);
+  for (const std::size_t i : facts.written) {
+    tap::collect_tensors(call.arguments[i], written);
+    call.arguments[i] = copied(call.arguments[i]);
   }
-  for (std::size_t i = 0; i < op.schema().returns().size(); ++i)
-    tap::collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), call.results);
+  call.place = tap::locate(tap::weight_use_of(call.name), tensors).place;
+  op.redispatchBoxed(below, stack);
+  if (facts.written.empty()) {
+    for (std::size_t i = 0; i < op.schema().returns().size(); ++i)
+      tap::collect_tensors(torch::jit::peek(*stack, i, op.schema().returns().size()), call.results);
+  } else {
+    for (const at::Tensor& tensor : written) call.results.push_back(tensor.clone());  // more may be written into it
+  }
   call.writes = writes_into(call);
-  if (calls != nullptr) calls->push_back(std::move(call));
+  taker->take(facts, std::move(call));
 }
 
 at::Tensor record_boundary(const at::Tensor& x, site::PlaceId place, site::Surface surface) {
   const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
   at::Tensor y = tap::kPlanListener.boundary(x, place, surface);
-  if (calls != nullptr && !y.is_same(x)) calls->push_back({"boundary", place, {x}, {y}, std::nullopt});
+  static const OperatorFacts facts{"boundary", "", "", {}, false};
+  if (sink != nullptr && !y.is_same(x) && sink->wants(facts))
+    sink->take(facts, {"boundary", place, {x}, {y}, std::nullopt});
   return y;
 }
 
@@ -64,46 +101,36 @@ void count(site::Phase phase, site::ForwardKind kind, int64_t number) {
 
 const site::SiteListener kRecordingListener{record_boundary, wants, count};
 
-// Puts things back whatever the run throws.
-struct Recording {
-  std::vector<RecordedCall> all;
-  bool plan = tap::active_plan() != nullptr;
-
-  Recording() {
-    calls = &all;
-    site::set_site_listener(&kRecordingListener);
-    c10::impl::tls_set_dispatch_key_included(kRecordKey, true);
-  }
-  ~Recording() {
-    c10::impl::tls_set_dispatch_key_included(kRecordKey, false);
-    site::set_site_listener(plan ? &tap::kPlanListener : nullptr);
-    calls = nullptr;
-  }
+struct All : CallSink {
+  std::vector<RecordedCall> calls;
+  bool wants(const OperatorFacts&) const override { return true; }
+  void take(const OperatorFacts&, RecordedCall&& call) override { calls.push_back(std::move(call)); }
 };
-
-thread_local std::unique_ptr<Recording> open_recording;
 
 }  // namespace
 
-bool overwritten(const RecordedCall& call) {
-  return (call.op && call.op->schema().is_mutable()) || writes_into(call) != call.writes;
+bool overwritten(const RecordedCall& call) { return call.writes && *call.writes != writes_into(call); }
+
+Recording::Recording(CallSink& taker) : before_(sink), has_plan_(tap::active_plan() != nullptr) {
+  sink = &taker;
+  site::set_site_listener(&kRecordingListener);
+  c10::impl::tls_set_dispatch_key_included(kRecordKey, true);
 }
 
-void begin_recording() {
-  if (calls != nullptr) throw UsageError("a recording is under way on this thread; end it first");
-  open_recording = std::make_unique<Recording>();
-}
-
-std::vector<RecordedCall> end_recording() {
-  if (!open_recording) throw UsageError("no recording is under way on this thread");
-  const std::unique_ptr<Recording> recording = std::move(open_recording);
-  return std::move(recording->all);
+// Puts things back whatever the run throws.
+Recording::~Recording() {
+  c10::impl::tls_set_dispatch_key_included(kRecordKey, before_ != nullptr);
+  if (before_ == nullptr) site::set_site_listener(has_plan_ ? &tap::kPlanListener : nullptr);
+  sink = before_;
 }
 
 std::vector<RecordedCall> record_calls(const std::function<void()>& run) {
-  Recording recording;
-  run();
-  return std::move(recording.all);
+  All all;
+  {
+    const Recording recording(all);
+    run();
+  }
+  return std::move(all.calls);
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {

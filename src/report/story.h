@@ -38,6 +38,7 @@ Story campaign_story(const LoadedRecord& record);  // of diagnoses
 Story scan_story(const LoadedRecord& record);
 Story demo_story(const LoadedRecord& record);
 Story plan_story(const LoadedRecord& record);
+Story divergence_story(const LoadedRecord& record);  // of two traces
 Story anything_story(const LoadedRecord& record);
 
 // Sections that several kinds share.

@@ -37,5 +37,5 @@ def is_launcher():
 
 
 run_the_next_one()
-if os.environ.get("FAULTLINE_RECIPE") and not is_launcher():
+if (os.environ.get("FAULTLINE_RECIPE") or os.environ.get("FAULTLINE_TRACE")) and not is_launcher():
     load("faultline_after_import", HERE.parent / "after_import.py").after_import("torch", arm)

@@ -59,9 +59,13 @@ at::Tensor moved(const at::Tensor& x, const Side& side) {
 
 at::Tensor run_again(const RecordedCall& call, const Side& side) {
   torch::jit::Stack stack;
+  const auto& arguments = call.op->schema().arguments();
   for (const c10::IValue& value : call.arguments) {
+    const auto* alias = arguments.at(stack.size()).alias_info();
     if (value.isTensor()) {
-      stack.emplace_back(moved(value.toTensor(), side));
+      const at::Tensor there = moved(value.toTensor(), side);
+      const bool is_written = alias != nullptr && alias->isWrite() && there.defined();  // others may read it, too
+      stack.emplace_back(is_written ? there.clone() : there);
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(moved(tensor, side));
@@ -81,14 +85,13 @@ struct Errors {
 };
 
 struct Gathered {
-  int64_t calls = 0, same_inputs = 0;
+  int64_t calls = 0;
   double rows = 0;
   std::vector<at::Tensor> errors, weights;
 
   Difference measured(const std::string& operation, int64_t layer) const {
     Difference difference;
     difference.operation = operation, difference.layer = layer, difference.calls = calls;
-    difference.same_inputs = same_inputs;
     difference.family = std::string(tap::family_of(operation));
     const at::Tensor all = at::cat(errors), weight = at::cat(weights), differs = all.ne(0);
     const at::Tensor unequal = all.masked_select(differs);
@@ -129,12 +132,12 @@ struct Gathering {
   std::map<std::string, Gathered> whole;
   std::map<std::pair<std::string, int64_t>, Gathered> by_layer;
 
-  void add(const RecordedCall& call, const at::Tensor& other, bool same_inputs) {
+  void add(const RecordedCall& call, const at::Tensor& other) {
     if (other.numel() == 0) return;
     const Errors errors = errors_of(call.results[0], other);
     if (errors.relative.numel() == 0) return;
     for (Gathered* one : {&whole[call.name], &by_layer[{call.name, site::place_of(call.place).layer}]}) {
-      ++one->calls, one->same_inputs += same_inputs, one->rows += errors.rows;
+      ++one->calls, one->rows += errors.rows;
       one->errors.push_back(errors.relative), one->weights.push_back(errors.weight);
     }
   }
@@ -154,20 +157,11 @@ bool computes(const RecordedCall& call) {  // and does not only move data
   return call.op && !call.results.empty() && call.results[0].is_floating_point() && !tap::family_of(call.name).empty();
 }
 
-// What the call was given is still there: it wrote into none of it, and nothing after it did.
+// What the call was given is still as it was.
 bool can_be_made_again(const RecordedCall& call, std::set<std::string>& missing) {
   if (!overwritten(call)) return true;
-  missing.insert(fmt::format("{}: writes into its input, or something later did", call.name));
+  missing.insert(fmt::format("{}: something later wrote into its input", call.name));
   return false;
-}
-
-bool same_inputs(const RecordedCall& first, const RecordedCall& second) {
-  std::vector<at::Tensor> a, b;
-  for (const c10::IValue& value : first.arguments) tap::collect_tensors(value, a);
-  for (const c10::IValue& value : second.arguments) tap::collect_tensors(value, b);
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
-    return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() && x.equal(y);
-  });
 }
 
 }  // namespace
@@ -178,6 +172,20 @@ std::vector<RecordedCall> record_forward(const model::CausalLm& model, const at:
   return record_calls([&] { model.logits(model.hidden_states(tokens)); });
 }
 
+StoredCalls stored_calls(const std::filesystem::path& path) {
+  Trace trace = read_trace(path);
+  if (trace.detail() == Detail::kDigest)
+    throw UsageError(path.string() + ": holds digests only, nothing can be made again; record with --detail full");
+  StoredCalls stored;
+  for (TracedCall& traced : trace.calls) {
+    if (!traced.is_stored) continue;
+    const at::ScalarType dtype = traced.call.results[0].scalar_type();
+    if (dtype == at::kBFloat16 || dtype == at::kHalf) stored.dtype = dtype;
+    stored.calls.push_back(std::move(traced.call));
+  }
+  return stored;
+}
+
 Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& second) {
   const at::NoGradGuard no_gradients;
   Gathering gathering;
@@ -185,7 +193,7 @@ Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& sec
   for (const RecordedCall& call : calls) {
     if (!computes(call) || !can_be_made_again(call, missing)) continue;
     try {
-      gathering.add(call, run_again(call, second), true);
+      gathering.add(call, run_again(call, second));
     } catch (const c10::Error& error) {
       missing.insert(fmt::format("{}: {}", call.name, first_line(error.what_without_backtrace())));
     }
@@ -193,31 +201,35 @@ Comparison compare_sides(const std::vector<RecordedCall>& calls, const Side& sec
   return gathering.measured({missing.begin(), missing.end()});
 }
 
-Comparison compare_traces(const std::vector<RecordedCall>& first, const std::vector<RecordedCall>& second) {
-  using Site = std::pair<site::PlaceId, std::string>;  // machines have kernels of their own, but the same families
-  const auto site_of = [](const RecordedCall& call) { return Site(call.place, tap::family_of(call.name)); };
-  std::map<Site, std::vector<const RecordedCall*>> there;
-  for (const RecordedCall& call : second)
-    if (computes(call)) there[site_of(call)].push_back(&call);
-  std::map<Site, std::size_t> met;
-  std::map<std::string, int64_t> alone;
-  Gathering gathering;
-  for (const RecordedCall& call : first) {
-    if (!computes(call)) continue;
-    const std::vector<const RecordedCall*>& others = there[site_of(call)];
-    const std::size_t number = met[site_of(call)]++;
-    if (number < others.size() && others[number]->results[0].numel() == call.results[0].numel())
-      gathering.add(call, others[number]->results[0], same_inputs(call, *others[number]));
-    else
-      ++alone[call.name];
+void trace_forward(const model::CausalLm& model, const at::Tensor& tokens, TraceWriter& trace) {
+  const at::NoGradGuard no_gradients;
+  const site::PhaseGuard phase(site::Phase::kDiagnose);
+  if (!trace.begin_forward("whole", tokens, {}, {})) return;
+  {
+    const Recording recording(trace);
+    model.logits(model.hidden_states(tokens));
   }
-  if (gathering.whole.empty())
-    throw UsageError(
-        "the two traces have no call in common: record the same model and the same --prompt on both machines");
-  std::vector<std::string> sentences;
-  for (const auto& [name, count] : alone)
-    sentences.push_back(fmt::format("{}: {} calls of the first have none like them in the second", name, count));
-  return gathering.measured(sentences);
+  trace.end_forward();
+}
+
+std::vector<NamedWeight> weights_of(model::CausalLm& model) {
+  std::map<site::PlaceId, std::vector<model::Linear::Part>> parts;
+  for (const model::Linear* linear : model.linears()) parts[linear->place] = linear->parts;
+  std::vector<NamedWeight> all;
+  for (const model::CausalLm::Parameter& parameter : model.parameters()) {
+    const auto found = parts.find(parameter.place);
+    if (found == parts.end() || found->second.empty()) {
+      all.push_back({parameter.name, *parameter.tensor});
+      continue;
+    }
+    const std::string ending = parameter.name.substr(parameter.name.rfind('.'));
+    int64_t first = 0;
+    for (const model::Linear::Part& part : found->second) {
+      all.push_back({site::place_of(part.place).path + ending, parameter.tensor->narrow(0, first, part.size)});
+      first += part.size;
+    }
+  }
+  return all;
 }
 
 namespace {
@@ -227,7 +239,6 @@ Json to_json(const Difference& difference) {
           {"family", difference.family},
           {"layer", difference.layer},
           {"calls", difference.calls},
-          {"same_inputs", difference.same_inputs},
           {"elements", difference.elements},
           {"share_equal", difference.share_equal},
           {"noise_to_signal", difference.noise_to_signal},
@@ -247,7 +258,7 @@ Json to_json(const Comparison& comparison) {
 
 namespace {
 
-Json profile_json(const Profile& profile, at::ScalarType dtype) {
+Json profile_json(const ErrorProfile& profile, at::ScalarType dtype) {
   auto quantiles = Json::array();
   for (const auto& [p, error] : profile.quantiles) quantiles.push_back({p, error});
   const char* name = dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";

@@ -1,96 +1,117 @@
+#include "diagnose/compare/trace.h"
+
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <cstring>
-#include <map>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/files/file.h"
 #include "base/files/safetensors_header.h"
-#include "base/json.h"
-#include "diagnose/compare/compare.h"
-#include "model/checkpoint/safetensors_writer.h"
-#include "tap/operators.h"
 
 namespace faultline::diagnose {
 namespace {
 
-constexpr const char* kFormat = "faultline-trace-1";
 constexpr std::size_t kLargestFile = std::size_t{1} << 36;
 
-class Writer {
- public:
-  bool add(const RecordedCall& call) {
-    if (!call.op || call.results.empty() || !call.results[0].is_floating_point() || tap::family_of(call.name).empty() ||
-        overwritten(call))
-      return false;
-    Json arguments = Json::array();
-    for (const c10::IValue& value : call.arguments) {
-      std::optional<Json> written = argument(value);
-      if (!written) return false;
-      arguments.push_back(std::move(*written));
-    }
-    const c10::OperatorName& name = call.op->operator_name();
-    calls_.push_back({{"name", name.name},
-                      {"overload", name.overload_name},
-                      {"place", site::place_of(call.place).path},
-                      {"arguments", arguments},
-                      {"result", tensor(call.results[0])}});
-    return true;
-  }
-
-  void write(const std::filesystem::path& path) const {
-    model::write_safetensors(path, tensors_, {{"format", kFormat}, {"calls", to_json_text(calls_)}});
-  }
-  int64_t count() const { return std::ssize(calls_); }
-
- private:
-  int64_t tensor(const at::Tensor& x) {
-    const auto [found, fresh] =
-        index_.try_emplace(std::tuple(x.data_ptr(), x.sizes().vec(), x.strides().vec()), std::ssize(tensors_));
-    if (fresh) tensors_.emplace_back(fmt::format("t{}", tensors_.size()), x), kept_.push_back(x);
-    return found->second;
-  }
-
-  std::optional<Json> argument(const c10::IValue& value) {
-    if (value.isNone()) return Json(nullptr);
-    if (value.isTensor())
-      return value.toTensor().defined() ? Json{{"tensor", tensor(value.toTensor())}} : Json(nullptr);
-    if (value.isBool()) return Json(value.toBool());
-    if (value.isInt()) return Json(value.toInt());
-    if (value.isDouble()) return Json{{"real", value.toDouble()}};
-    if (value.isIntList()) return Json(value.toIntVector());
-    return std::nullopt;
-  }
-
-  std::vector<std::pair<std::string, at::Tensor>> tensors_;
-  std::vector<at::Tensor> kept_;  // so that no address is used twice
-  std::map<std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>>, int64_t> index_;
-  Json calls_ = Json::array();
-};
+const std::map<std::string, at::ScalarType>& types() {
+  static const std::map<std::string, at::ScalarType> all = {{"fp32", at::kFloat},
+                                                            {"bf16", at::kBFloat16},
+                                                            {"fp16", at::kHalf},
+                                                            {"fp64", at::kDouble},
+                                                            {"int64", at::kLong},
+                                                            {"int32", at::kInt},
+                                                            {"bool", at::kBool},
+                                                            {"int8", at::kChar},
+                                                            {"uint8", at::kByte},
+                                                            {"int16", at::kShort},
+                                                            {"float8_e4m3fn", at::kFloat8_e4m3fn},
+                                                            {"float8_e5m2", at::kFloat8_e5m2}};
+  return all;
+}
 
 std::optional<at::ScalarType> stored_type(const std::string& name) {
-  static const std::map<std::string, at::ScalarType> types = {
+  static const std::map<std::string, at::ScalarType> stored = {
       {"F32", at::kFloat}, {"BF16", at::kBFloat16}, {"F16", at::kHalf}, {"F64", at::kDouble}, {"I64", at::kLong}};
-  const auto found = types.find(name);
-  return found == types.end() ? std::nullopt : std::optional(found->second);
+  const auto found = stored.find(name);
+  return found == stored.end() ? std::nullopt : std::optional(found->second);
 }
 
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& path) : path_(path), bytes_(read_file(path, kLargestFile)) {
-    const std::string_view all = bytes_;
+  explicit Reader(const std::filesystem::path& folder) : folder_(folder) {}
+
+  Trace read() {
+    trace_.path = folder_;
+    trace_.header = read_header();
+    for (int64_t part = 0; std::filesystem::exists(folder_ / fmt::format("part-{:06}.jsonl", part)); ++part) {
+      const std::filesystem::path lines = folder_ / fmt::format("part-{:06}.jsonl", part);
+      const std::filesystem::path tensors = folder_ / fmt::format("part-{:06}.safetensors", part);
+      if (std::filesystem::exists(tensors)) read_tensors(tensors);
+      read_lines(lines);
+    }
+    check_end();
+    return std::move(trace_);
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw UsageError(fmt::format("{}: {}", folder_.string(), what));
+  }
+  [[noreturn]] void damaged(const std::string& what) const {
+    throw RuntimeFailure(fmt::format("{}: {}", folder_.string(), what));
+  }
+
+  Json read_header() const {
+    const std::string remedy =
+        "; record with `python -m faultline --trace DIR script.py` or `faultline compare --record DIR`";
+    if (!std::filesystem::exists(folder_)) refuse("there is no such trace");
+    if (!std::filesystem::is_directory(folder_)) {
+      const std::string format = tensor_file_format(folder_);
+      refuse(fmt::format("is no trace but a file{}; a trace is a folder with a header.json",
+                         format.empty() ? "" : " of " + format) +
+             remedy);
+    }
+    const std::filesystem::path path = folder_ / "header.json";
+    if (!std::filesystem::exists(path)) {
+      std::string inside;
+      for (const auto& entry : std::filesystem::directory_iterator(folder_))
+        if (entry.is_directory() && std::filesystem::exists(entry.path() / "header.json"))
+          inside += (inside.empty() ? "" : ", ") + entry.path().string();
+      if (!inside.empty()) refuse("is a folder of traces of several processes; give one of them: " + inside);
+      refuse("is no trace of ours: it has no header.json (another library's dump?)" + remedy);
+    }
+    Json header = parse_json_text(read_file(path, kLargestFile), path.string());
+    if (!header.is_object() || header.value("format", "") != kTraceFormat)
+      refuse(fmt::format("is no trace of ours: the format in its header.json is not {} (another library's dump?)",
+                         kTraceFormat) +
+             remedy);
+    (void)detail_by_name(header.value("detail", ""));
+    if (!header.contains("weights") || !header["weights"].is_object()) damaged("header.json lists no weights");
+    return header;
+  }
+
+  void check_end() {
+    const std::filesystem::path path = folder_ / "end.json";
+    if (!std::filesystem::exists(path))
+      refuse(
+          fmt::format("was cut off after {} calls: there is no end.json; let the recording go on in the same folder, "
+                      "or record again",
+                      trace_.calls.size()));
+    const Json end = parse_json_text(read_file(path, kLargestFile), path.string());
+    if (end.value("calls", int64_t{-1}) != std::ssize(trace_.calls) ||
+        end.value("forwards", int64_t{-1}) != std::ssize(trace_.forwards))
+      refuse(fmt::format("parts are missing: end.json promises {} calls, {} are there", end.value("calls", int64_t{-1}),
+                         trace_.calls.size()));
+    trace_.bounded = end.value("bounded", false);
+  }
+
+  void read_tensors(const std::filesystem::path& path) {
+    const std::string bytes = read_file(path, kLargestFile);
+    const std::string_view all = bytes;
     const uint64_t size = safetensors_header_size(all.substr(0, kSafetensorsPrefix), all.size(), path);
     const std::string_view header = all.substr(kSafetensorsPrefix, size), data = all.substr(kSafetensorsPrefix + size);
-    const Json json = parse_json_text(header, path.string());
-    const auto said = [&](const char* name) {
-      const auto metadata = json.find("__metadata__");
-      const bool there = metadata != json.end() && metadata->is_object() && metadata->contains(name);
-      return there && (*metadata)[name].is_string() ? (*metadata)[name].get<std::string>() : std::string();
-    };
-    if (said("format") != kFormat)
-      throw UsageError(fmt::format("{}: no trace of `faultline compare --record`", path.string()));
-    calls_ = parse_json_text(said("calls"), path.string() + ": calls");
     for (const SafetensorsEntry& entry : parse_safetensors_header(header, data.size(), path)) {
       const std::optional<at::ScalarType> dtype = stored_type(entry.dtype);
       if (!dtype)
@@ -102,67 +123,133 @@ class Reader {
     }
   }
 
-  std::vector<RecordedCall> calls() const {
-    std::vector<RecordedCall> all;
-    try {
-      for (const Json& one : calls_) all.push_back(call(one));
-    } catch (const Json::exception& error) {
-      throw RuntimeFailure(fmt::format("{}: a call is malformed: {}", path_.string(), error.what()));
-    } catch (const c10::Error& error) {
-      throw RuntimeFailure(
-          fmt::format("{}: a call does not fit its operator: {}", path_.string(), error.what_without_backtrace()));
+  void read_lines(const std::filesystem::path& path) {
+    std::istringstream lines(read_file(path, kLargestFile));
+    int64_t number = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const std::string where = fmt::format("{}:{}", path.string(), ++number);
+      const Json json = parse_json_text(line, where);
+      try {
+        if (json.contains("call"))
+          trace_.calls.push_back(call(json));
+        else if (json.contains("logprobs"))
+          trace_.forwards.at(json.at("forward").get<std::size_t>()).chances = tensor(json.at("logprobs"));
+        else
+          read_forward(json);
+      } catch (const Json::exception& error) {
+        throw RuntimeFailure(fmt::format("{}: a line is malformed: {}", where, error.what()));
+      } catch (const std::out_of_range&) {
+        throw RuntimeFailure(where + ": belongs to a forward that is not there");
+      } catch (const c10::Error& error) {
+        throw RuntimeFailure(
+            fmt::format("{}: a call does not fit its operator: {}", where, error.what_without_backtrace()));
+      }
     }
-    return all;
   }
 
- private:
-  at::Tensor tensor(const Json& index) const {
-    const auto found = tensors_.find(fmt::format("t{}", index.get<int64_t>()));
-    if (found == tensors_.end()) throw RuntimeFailure(path_.string() + ": a call names a tensor that is not there");
-    return found->second;
+  void read_forward(const Json& json) {
+    TracedForward forward;
+    forward.kind = json.at("kind").get<std::string>();
+    const auto given = [&](const char* key) { return json.at(key).is_null() ? at::Tensor() : tensor(json.at(key)); };
+    static const TokenRows none;
+    forward.rows = token_rows(forward.kind, given("tokens"), given("mask"), given("positions"),
+                              trace_.forwards.empty() ? none : trace_.forwards.back().rows);
+    trace_.forwards.push_back(std::move(forward));
   }
 
-  RecordedCall call(const Json& json) const {
-    RecordedCall call;
-    call.name = json.at("name").get<std::string>();
-    if (tap::family_of(call.name).empty())
-      throw RuntimeFailure(fmt::format("{}: '{}' is no operator that is compared", path_.string(), call.name));
-    const auto op = c10::Dispatcher::singleton().findSchema({call.name, json.at("overload").get<std::string>()});
-    if (!op) throw RuntimeFailure(fmt::format("{}: this torch has no operator '{}'", path_.string(), call.name));
-    call.op = *op;
+  at::Tensor tensor(const Json& json) const {
+    const auto found = tensors_.find(json.at("tensor").get<std::string>());
+    if (found == tensors_.end()) throw RuntimeFailure(folder_.string() + ": a line names a tensor that is not there");
+    const auto type = types().find(json.at("dtype").get<std::string>());
+    if (type == types().end())
+      throw RuntimeFailure(fmt::format("{}: type {} is not known", folder_.string(), json.at("dtype").dump()));
+    return found->second.to(type->second);
+  }
+
+  TracedCall call(const Json& json) const {
+    TracedCall traced;
+    traced.number = json.at("call").get<int64_t>(), traced.forward = json.at("forward").get<int64_t>();
+    if (traced.forward < 0 || traced.forward >= std::ssize(trace_.forwards)) throw std::out_of_range("forward");
+    traced.family = json.at("family").get<std::string>();
+    traced.sample = json.at("sample");
+    traced.shape = json.at("shape").get<std::vector<int64_t>>();
+    RecordedCall& call = traced.call;
+    call.name = json.at("operator").get<std::string>(), call.overload = json.at("overload").get<std::string>();
     call.place = site::place_id(json.at("place").get<std::string>());
-    for (const Json& value : json.at("arguments")) call.arguments.push_back(argument(value));
-    op->schema().checkAndNormalizeInputs(call.arguments, {});
-    call.results = {tensor(json.at("result"))};
-    return call;
+    call.op = c10::Dispatcher::singleton().findSchema({call.name, call.overload});
+    if (trace_.header.value("device", "cpu").starts_with("cuda")) call.machine = at::Device(at::kCUDA, 0);
+    if (json.contains("input")) traced.input_digest = json["input"].value("digest", "");
+    const Json& results = json.at("results");
+    if (!results.empty()) traced.result_digest = results[0].value("digest", "");
+    if (json.at("arguments").is_null()) return traced;
+    traced.is_stored = true;
+    for (const Json& value : json.at("arguments")) call.arguments.push_back(argument(value, traced.is_stored));
+    for (const Json& result : results) {
+      traced.is_stored = traced.is_stored && result.contains("tensor");
+      if (traced.is_stored) call.results.push_back(tensor(result));
+    }
+    if (traced.is_stored && call.op) call.op->schema().checkAndNormalizeInputs(call.arguments, {});
+    return traced;
   }
 
-  c10::IValue argument(const Json& value) const {
+  c10::IValue argument(const Json& value, bool& stored) const {
     if (value.is_null()) return {};
     if (value.is_boolean()) return value.get<bool>();
     if (value.is_number_integer()) return value.get<int64_t>();
     if (value.is_array()) return value.get<std::vector<int64_t>>();
-    if (value.contains("real")) return number_from_json(value.at("real"), path_.string());
-    return tensor(value.at("tensor"));
+    if (value.contains("real")) return number_from_json(value.at("real"), folder_.string());
+    if (value.contains("text")) return value.at("text").get<std::string>();
+    if (value.contains("device")) return at::Device(at::kCPU);  // it is judged here
+    if (value.contains("list")) {
+      c10::List<at::Tensor> list;
+      for (const Json& one : value.at("list")) {
+        stored = stored && one.contains("tensor");
+        if (stored) list.push_back(tensor(one));
+      }
+      return list;
+    }
+    stored = stored && value.contains("tensor");
+    return stored ? c10::IValue(tensor(value)) : c10::IValue();
   }
 
-  std::filesystem::path path_;
-  std::string bytes_;
-  Json calls_;
+  std::filesystem::path folder_;
+  Trace trace_;
   std::map<std::string, at::Tensor> tensors_;
 };
 
 }  // namespace
 
-int64_t write_trace(const std::filesystem::path& path, const std::vector<RecordedCall>& calls) {
-  Writer writer;
-  for (const RecordedCall& call : calls) writer.add(call);
-  writer.write(path);
-  return writer.count();
+Detail detail_by_name(const std::string& name) {
+  if (name == "digest") return Detail::kDigest;
+  if (name == "sample") return Detail::kSample;
+  if (name == "full") return Detail::kFull;
+  throw UsageError(fmt::format("the detail of a trace is digest, sample or full; got '{}'", name));
 }
 
-std::vector<RecordedCall> read_trace(const std::filesystem::path& path) { return Reader(path).calls(); }
+std::string detail_name(Detail detail) {
+  return detail == Detail::kDigest ? "digest" : detail == Detail::kSample ? "sample" : "full";
+}
 
-bool is_trace(const std::string& name) { return name.ends_with(".safetensors"); }
+std::string type_name(at::ScalarType type) {
+  for (const auto& [name, one] : types())
+    if (one == type) return name;
+  return c10::toString(type);
+}
+
+std::string Trace::said(const char* key) const {
+  const auto found = header.find(key);
+  return found != header.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+Trace read_trace(const std::filesystem::path& path) { return Reader(path).read(); }
+
+bool is_trace(const std::string& name) {
+  std::error_code none;
+  if (std::filesystem::exists(name + "/header.json", none)) return true;
+  const std::string device = name.substr(0, name.find(':'));
+  for (const char* known : {"cpu", "cuda", "npu", "xpu", "hpu"})
+    if (device == known) return false;
+  return std::filesystem::exists(name, none) || name.find('/') != std::string::npos;
+}
 
 }  // namespace faultline::diagnose
