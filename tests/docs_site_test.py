@@ -87,7 +87,7 @@ def test_the_pages_that_are_made_hold_what_the_program_says(site):
         assert f"  {name} " in listed and f'id="faultline-{name}"' in command_line
     recipe = (site / "reference/recipe.html").read_text(encoding="utf-8")
     assert all(f"<code>{key}</code>" in recipe for key in ("faults", "faults[].what", "seed", "train.steps"))
-    assert "fl::" in (site / "cpp.html").read_text(encoding="utf-8") and "namespace" in (site / "reference/header.html").read_text(encoding="utf-8")
+    assert "Armed" in (site / "cpp.html").read_text(encoding="utf-8") and "namespace" in (site / "reference/header.html").read_text(encoding="utf-8")
 
 
 @needs_mkdocs

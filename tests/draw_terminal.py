@@ -20,7 +20,7 @@ import sys
 import termios
 import time
 
-RECORDED, COLUMNS, ROWS = 100, 106, 32
+RECORDED, COLUMNS, ROWS = 100, 108, 32
 PAUSE, HOLD = 0.7, 8.0  # seconds
 CELL_WIDTH, LINE_HEIGHT, MARGIN, BAR = 8.0, 17.0, 14.0, 30.0
 COLOURS = {31: "#ff7b72", 32: "#56d364", 33: "#e3b341", 34: "#79c0ff", 35: "#d2a8ff", 36: "#76e3ea"}
