@@ -57,10 +57,10 @@ def test_the_wheel_is_for_any_python_holds_the_plugins_and_says_its_torch():
     assert "-py3-none-linux_" in WHEELS[-1].name
     with zipfile.ZipFile(WHEELS[-1]) as wheel:
         names = set(wheel.namelist())
-        assert {"faultline/libfaultline.so", "faultline/program/faultline", "faultline/py.typed", "faultline_vllm.py", "faultline_verl.py", "faultline_program.py"} <= names
+        assert {"faultline/libfaultline.so", "faultline/program/faultline", "faultline/py.typed", "faultline_vllm.py", "faultline_verl.py", "faultline_pytest.py", "faultline_program.py"} <= names
         assert wheel.read("faultline/libfaultline.torch").decode().split(".")[:2] == torch.__version__.split(".")[:2]
         [entry_points] = (wheel.read(name).decode() for name in names if name.endswith("entry_points.txt"))
-    assert "faultline=faultline_vllm:register" in entry_points.replace(" ", "") and "[verl.plugins]" in entry_points
+    assert "faultline=faultline_vllm:register" in entry_points.replace(" ", "") and "[verl.plugins]" in entry_points and "faultline=faultline_pytest" in entry_points.replace(" ", "")
 
 
 def test_another_torch_is_refused_before_the_library_is_loaded(installed):

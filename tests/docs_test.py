@@ -51,7 +51,6 @@ def test_the_python_of_a_tutorial_runs_and_shows_what_it_says(document, tmp_path
 NOT_REPLAYED = {
     r"^\./dev ": "builds the project or runs its tests: this test is a part of it",
     r"^pip install ": "a build of the whole library; clients_environment_test does it",
-    r"^faultline demo": "the tour takes a minute; demo_test plays every act on a small model",
     r"--device cuda|--b cuda": "needs a GPU",
     r"^torchrun |^srun |SBATCH|MASTER_ADDR": "a program of the reader's on several processes or machines; clients_distributed_test and race_collectives_test run such programs",
     r"--device npu": "needs a backend of torch; portable_test asks the CPU the same",
@@ -59,6 +58,8 @@ NOT_REPLAYED = {
     r"faultline\.collectives --compare": "compares what the line before it left on a cluster; race_collectives_test",
     r"--executor ray": "ray_test runs each kind of trial on a cluster of two nodes",
     r"--a (one|a) --b|--a cpu:bf16 --record b": "traces of the reader's engines; compare_test records and compares such",
+    r"faultline\.devices": "needs two machines of the reader's; devices_test records and compares such",
+    r"-m lm_eval": "needs lm-eval in an environment of its own; ./dev test-clients runs this task (clients_lm_eval_test)",
     r"vllm": "needs vLLM in an environment of its own; ./dev test-clients runs the same file (clients_vllm_test)",
     r"verl|/shared/|FAULTLINE_RECIPE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
     r"^python -m faultline .*(script\.py|package\.module)": "the reader's own script; clients_examples_test runs ours",
