@@ -19,6 +19,7 @@ from faultline.environment import arm_from_environment
 from faultline.evidence import CollectionError, collect
 from faultline.launches import launches
 from faultline.plan import EvidenceError, Plan, census, ledger, phase, plan, weights_changed
+from faultline.sentinel import Sentinel, sentinel
 from faultline.trainer import follow
 from faultline import ray_workers
 
@@ -32,6 +33,7 @@ __all__ = [
     "CollectionError",
     "EvidenceError",
     "Plan",
+    "Sentinel",
     "Verdict",
     "apply",
     "apply_",
@@ -51,6 +53,7 @@ __all__ = [
     "quantize",
     "read_ledger",
     "selftest",
+    "sentinel",
     "weights_changed",
 ]
 
