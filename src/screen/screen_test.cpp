@@ -116,7 +116,7 @@ TEST(Screen, AWrongResultIsFoundWithItsElementAndBit) {
   int64_t calls = 0;
   product.run = [&](const Disturb& disturb) {
     at::Tensor result = run(disturb);
-    if (++calls == 4 && !disturb) result.view(at::kInt)[3][17].bitwise_xor_(1 << 22);
+    if (++calls == 1) result.view(at::kInt)[3][17].bitwise_xor_(1 << 22);
     return result;
   };
   const WorkerResult result = run_worker(list, short_screen());
@@ -163,10 +163,11 @@ TEST(Screen, AnOperandThatChangedIsMemory) {
 TEST(Screen, ACopyThatLeavesTheBytesOfTheLastLaunchIsFound) {
   WorkList list = small_list(5);
   Check& copy = *list.checks[2];
+  copy.run({});
   const auto run = copy.run;
   int64_t calls = 0;
   copy.run = [&](const Disturb& disturb) {
-    if (++calls != 5) return run(disturb);
+    if (++calls != 1) return run(disturb);
     copy.turn ^= 1;  // as if every copy had done nothing
     return copy.stages().back().tensor;
   };
@@ -223,7 +224,7 @@ TEST(Screen, ALostDeviceIsNeitherHealthyNorFaulty) {
   const auto run = list.checks[0]->run;
   int64_t calls = 0;
   list.checks[0]->run = [&](const Disturb& disturb) {
-    TORCH_CHECK(++calls < 6, "CUDA error: unspecified launch failure");
+    TORCH_CHECK(++calls < 2, "CUDA error: unspecified launch failure");
     return run(disturb);
   };
   const WorkerResult result = run_worker(list, short_screen());
@@ -347,8 +348,8 @@ TEST(Screen, AFleetKeepsTheLatestOfADeviceAndComparesIt) {
 }
 
 TEST(Screen, TheDrillFindsWhatItPlants) {
-  const DrillResult result = drill({.trials = 12, .healthy = 2, .seconds = 0.25});
-  EXPECT_GE(result.planted(), 10);
+  const DrillResult result = drill({.trials = 4, .healthy = 1, .seconds = 0.25});
+  EXPECT_EQ(result.planted(), 4);
   EXPECT_EQ(result.placed(), result.planted());
   for (const std::string& miss : result.misses) ADD_FAILURE() << miss;
   EXPECT_EQ(result.accused, 0);

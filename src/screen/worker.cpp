@@ -76,7 +76,6 @@ class Worker {
     const int64_t launches = std::max<int64_t>(1, std::min({by_time, by_bytes, check.most_in_batch, kMostInBatch - 1}));
     const bool canary = mix64(options_.seed, ++batches_) % kCanaryEvery == 0;
     batch(next, launches, When::kHot, canary);
-    if (options_.between) options_.between(list_);
   }
   double share(std::size_t i) const { return result_.spent[i].seconds / list_.checks[i]->weight; }
 
@@ -119,6 +118,7 @@ class Worker {
     launched.clear();
     if (with_canary) canary(index, when);
     if (check.memory) check.memory->write_looked();
+    if (options_.between && !looking_last_) options_.between(list_);
     spent.seconds += since(start);
   }
 
@@ -196,6 +196,7 @@ class Worker {
 
   // What the memory holds at the end: every chunk, as it was last written.
   void last_look() {
+    looking_last_ = true;
     for (std::size_t i = 0; i < list_.checks.size(); ++i) {
       Check& check = *list_.checks[i];
       if (!check.memory) continue;
@@ -214,6 +215,7 @@ class Worker {
   std::vector<int64_t> result_bytes_;
   Clock::time_point start_ = Clock::now();
   uint64_t batches_ = 0, canaries_ = 0;
+  bool looking_last_ = false;
 };
 
 }  // namespace
