@@ -44,7 +44,7 @@ foreach(isa ${model_isas})
 endforeach()
 
 # Batches keep to a module, so that a new file moves no file of another one into a batch where a name is taken.
-foreach(module cluster site numeric recipe tap aqn race trials triage model task train lab experiment diagnose plugin)
+foreach(module cluster site numeric recipe tap aqn race trials triage model task train lab experiment diagnose screen plugin)
   module_sources(${module} module_files)
   list(APPEND library_sources ${module_files})
   set(place 0)

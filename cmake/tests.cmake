@@ -12,7 +12,7 @@ add_executable(report_test ${report_tests} $<TARGET_OBJECTS:faultline_base> $<TA
                $<TARGET_OBJECTS:faultline_report>)
 target_link_libraries(report_test PRIVATE faultline_third_party GTest::gtest GTest::gtest_main)
 
-foreach(module cluster trials numeric tap aqn race triage model task train lab experiment diagnose)
+foreach(module cluster trials numeric tap aqn race triage model task train lab experiment diagnose screen)
   file(GLOB_RECURSE module_tests CONFIGURE_DEPENDS src/${module}/*_test.cpp)
   if(NOT module_tests)
     continue()

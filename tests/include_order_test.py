@@ -34,7 +34,8 @@ ARROWS = {
     "lab": ["train", "tap", "aqn"],
     "experiment": ["lab", "trials"],
     "diagnose": ["lab", "trials"],
-    "plugin": ["triage", "experiment", "diagnose"],
+    "screen": ["race", "model", "tap"],
+    "plugin": ["triage", "experiment", "diagnose", "screen"],
     "cli": ["plugin"],
 }
 NO_TORCH = ("base/", "record/", "trials/", "report/", "numeric/cpu/", "numeric/cuda/", "model/cpu/")

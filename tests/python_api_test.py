@@ -17,7 +17,7 @@ import transcript
 from program import PROGRAM, ROOT
 
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-MODULES = ["arithmetic", "armed", "attach", "complaints", "diagnose", "evidence", "launches", "plan", "ray_executor", "ray_workers", "steps", "trainer", "vllm_coverage"]
+MODULES = ["arithmetic", "armed", "attach", "complaints", "diagnose", "evidence", "launches", "plan", "ray_executor", "ray_workers", "sentinel", "steps", "trainer", "vllm_coverage"]
 WITH_CONTEXT = ("__init__", "__enter__", "__exit__")
 NOT_RUN = ("Trainers and engines", "Diagnosis")  # sections whose examples need a trainer, an engine or a Hugging Face model
 

@@ -19,6 +19,7 @@ from faultline.environment import arm_from_environment
 from faultline.evidence import CollectionError, collect
 from faultline.launches import launches
 from faultline.plan import EvidenceError, Plan, census, ledger, phase, plan, weights_changed
+from faultline.sentinel import Sentinel, sentinel
 from faultline.trace import Comparison, Trace, compare, trace, watch_from_environment
 from faultline.trainer import follow
 from faultline import ray_workers
@@ -34,6 +35,7 @@ __all__ = [
     "Comparison",
     "EvidenceError",
     "Plan",
+    "Sentinel",
     "Trace",
     "Verdict",
     "apply",
@@ -55,6 +57,7 @@ __all__ = [
     "quantize",
     "read_ledger",
     "selftest",
+    "sentinel",
     "trace",
     "weights_changed",
 ]

@@ -43,6 +43,7 @@ void add_generate(CLI::App& app, const Globals& globals, Run& run);
 void add_eval(CLI::App& app, const Globals& globals, Run& run);
 void add_census(CLI::App& app, const Globals& globals, Run& run);
 void add_diagnose(CLI::App& app, const Globals& globals, Run& run);
+void add_screen(CLI::App& app, const Globals& globals, Run& run);
 void add_scan(CLI::App& app, const Globals& globals, Run& run);
 void add_compare(CLI::App& app, const Globals& globals, Run& run);
 void add_run(CLI::App& app, const Globals& globals, Run& run);

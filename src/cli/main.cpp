@@ -122,7 +122,7 @@ ExitCode run_program(int argc, char** argv) {
   add_globals(app, globals, version, parse_only);
   for (const auto add :
        {add_demo,  add_generate, add_eval,    add_census,        add_diagnose,  add_scan,      add_compare, add_run,
-        add_train, add_race,     add_triage,  add_report,        add_reproduce, add_apply,     add_list,    add_explain,
+        add_train, add_race,     add_screen,  add_triage,  add_report,        add_reproduce, add_apply,     add_list,    add_explain,
         add_check, add_schema,   add_convert, add_convert_model, add_selftest,  add_completion})
     add(app, globals, run);
   app.footer(

@@ -12,10 +12,12 @@ struct Kind {
   Story (*tell)(const LoadedRecord&);
 };
 
-constexpr Kind kKinds[] = {{"eval", eval_story},         {"train", train_story},       {"experiment", experiment_story},
-                           {"triage", triage_story},     {"race", race_story},         {"diagnose", diagnosis_story},
-                           {"campaign", campaign_story}, {"scan", scan_story},         {"demo", demo_story},
-                           {"plan", plan_story},         {"compare", divergence_story}};
+constexpr Kind kKinds[] = {
+    {"eval", eval_story},         {"train", train_story},        {"experiment", experiment_story},
+    {"triage", triage_story},     {"race", race_story},          {"diagnose", diagnosis_story},
+    {"campaign", campaign_story}, {"scan", scan_story},          {"demo", demo_story},
+    {"screen", screen_story},     {"screen_fleet", fleet_story}, {"plan", plan_story},
+    {"compare", divergence_story}};
 
 }  // namespace
 

@@ -36,6 +36,8 @@ Story race_story(const LoadedRecord& record);
 Story diagnosis_story(const LoadedRecord& record);
 Story campaign_story(const LoadedRecord& record);  // of diagnoses
 Story scan_story(const LoadedRecord& record);
+Story screen_story(const LoadedRecord& record);
+Story fleet_story(const LoadedRecord& record);  // of screens
 Story demo_story(const LoadedRecord& record);
 Story plan_story(const LoadedRecord& record);
 Story divergence_story(const LoadedRecord& record);  // of two traces
