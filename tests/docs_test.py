@@ -53,6 +53,7 @@ NOT_REPLAYED = {
     r"^pip install ": "a build of the whole library; clients_environment_test does it",
     r"--device cuda|--b cuda": "needs a GPU",
     r"^torchrun |^srun |SBATCH|MASTER_ADDR": "a program of the reader's on several processes or machines; clients_distributed_test and race_collectives_test run such programs",
+    r"faultline\.compare .*(--a cuda|--b npu)": "two machines of the reader's; compare_python_test does the same between devices of one",
     r"--device npu": "needs a backend of torch; portable_test asks the CPU the same",
     r"faultline\.race --backend mine": "a backend of the reader's; race_torch_test registers one",
     r"faultline\.collectives --compare": "compares what the line before it left on a cluster; race_collectives_test",

@@ -157,7 +157,7 @@ class CastAndQuantised(FakeQuantised):
 
 
 def autocast():
-    return torch.autocast("cpu", torch.bfloat16)
+    return torch.autocast(tokens().device.type, torch.bfloat16)
 
 
 @pytest.mark.parametrize("checkpoint", [None, {"use_reentrant": False}, {"use_reentrant": True}])

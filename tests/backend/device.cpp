@@ -3,6 +3,7 @@
 // nothing of the lab. tests/toy_device.py names it `toy` and gives it its Python module.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/transformers/attention.h>
 #include <c10/core/CPUAllocator.h>
@@ -148,6 +149,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attend_backward(
   return {shadows.back(dq), shadows.back(dk), shadows.back(dv), {}};
 }
 
+// Accelerators count integers, which the CPU's kernel does not.
+at::Tensor histogram(const at::Tensor& x, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  Shadows shadows;
+  return shadows.back(at::histc(shadows.of(x).to(at::kFloat), bins, min, max).to(x.scalar_type()));
+}
+
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) { run_on_host(op, stack); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>()); }
@@ -155,6 +162,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromB
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_and_resize);
+  m.impl("histc", histogram);
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("set_.source_Storage", set_whole_storage);
   m.impl("_scaled_dot_product_fused_attention_overrideable", attend);
@@ -167,6 +175,21 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
         op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
       m.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fall_back>());
   }
+}
+
+// What autocast does there: products, linears and attention in 16 bits, losses in fp32, as on a CPU.
+using at::autocast::CastPolicy;
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  KERNEL_PRIVATEUSEONE(mm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(bmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(baddbmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(addbmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(scaled_dot_product_attention, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(mse_loss, fp32)
 }
 
 }  // namespace
