@@ -24,8 +24,8 @@ std::string hexadecimal(int64_t digest) { return fmt::format("{:016x}", static_c
 
 at::Tensor digest_of(const at::Tensor& x) { return numeric::digest(x.detach().contiguous()); }
 
-// digest: of the bytes. rounded, small: of the values in bf16, and in fp16 and then bf16, which is what two types of one
-// checkpoint have in common.
+// digest: of the bytes. rounded, small: of the values in bf16, and in fp16 and then bf16, which is what two types of
+// one checkpoint have in common.
 Json weights_json(const std::vector<NamedWeight>& weights) {
   const at::NoGradGuard no_gradients;
   Json json = Json::object();
