@@ -34,7 +34,8 @@ constexpr std::array<ComplaintKind, 27> kKinds{{
     {kNoiseSilent, "noise_silent", "AQN's sigma was 0 through the whole run"},
     {kStill, "still", "a schedule should have moved, and the step never did"},
     {kUnfaultedKernels, "unfaulted_kernels", "kernels of a faulted family ran on the GPU without their fault"},
-    {kLateBackend, "late_backend", "a backend of torch, or an operator of one, came after the plan was armed and computes without it"},
+    {kLateBackend, "late_backend",
+     "a backend of torch, or an operator of one, came after the plan was armed and computes without it"},
     {kOtherProcess, "other_process", "another rank or process cannot prove its part"},
     {kUnproven, "unproven", "something else, or a record from before complaints had codes"},
 }};

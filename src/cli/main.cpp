@@ -121,9 +121,9 @@ ExitCode run_program(int argc, char** argv) {
   app.allow_extras();
   add_globals(app, globals, version, parse_only);
   for (const auto add :
-       {add_demo,  add_generate, add_eval,    add_census,        add_diagnose,  add_scan,      add_compare, add_run,
-        add_train, add_race,     add_screen,  add_triage,  add_report,        add_reproduce, add_apply,     add_list,    add_explain,
-        add_check, add_schema,   add_convert, add_convert_model, add_selftest,  add_completion})
+       {add_demo,    add_generate, add_eval,   add_census,  add_diagnose,      add_scan,      add_compare,   add_run,
+        add_train,   add_race,     add_screen, add_triage,  add_report,        add_reproduce, add_apply,     add_list,
+        add_explain, add_check,    add_schema, add_convert, add_convert_model, add_selftest,  add_completion})
     add(app, globals, run);
   app.footer(
       "Examples:\n  faultline demo\n  faultline apply 'deadzone(threshold=0.04)' --shape 256x1024 --dtype bf16\n\n"
