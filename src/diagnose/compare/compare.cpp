@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/files/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "diagnose/recorder.h"
 #include "site/scope.h"
 #include "tap/operators.h"
