@@ -134,13 +134,24 @@ def arms_claims():
     assert all(counts["exact"] for arm in [*verl["arms"], *cut] for process in arm["processes"] for counts in process["phases"].values())
     assert not any(process["complaints"] for arm in [*verl["arms"], *cut] for process in arm["processes"])
     assert {verdict["script_error"] for arm in cut for verdict in arm["verdict"]} == {"RayTaskError"}
+    faulted = {arm["arm"]: arm for arm in verl["arms"] if arm["arm"] != "clean"}
+    assert {arm["exit"] for arm in verl["arms"]} == {0} and {steps(arm) for arm in verl["arms"]} == {20} and not any(verdict["complaints"] for arm in faulted.values() for verdict in arm["verdict"])
+    [served] = [process["phases"]["rollout"] for process in faulted["all_ops"]["processes"] if process["role"] == "vllm"]
+    assert not any("norm" in name or "silu" in name for name in served["operators"])
+    reward = lambda arm: statistics.mean(arm["columns"]["reward"])  # noqa: E731
+    kl = [statistics.mean(faulted[name]["columns"]["kl_k3"]) for name in ("noisy", "aqn_global", "aqn_epoch", "all_ops")], [statistics.mean(faulted[name]["columns"]["kl_k3"]) for name in ("model_a", "model_b")]
     cpu = verl["cpu"]
     counted = [counts for arm in cpu for process in arm["processes"] for counts in process["phases"].values()]
     [operators] = [process["phases"]["actor_forward"]["operators"] for arm in cpu if arm["arm"] == "all_ops" for process in arm["processes"] if process["role"] == "worker"]  # of modules
     assert all(counts["exact"] for counts in counted) and {arm["exit"] for arm in cpu} == {0} and not any(verdict["complaints"] for arm in cpu for verdict in arm["verdict"]) and operators["aten::_softmax"] > 0
     return [
         say("came to their own judgement after {steps} steps: status {exit}, {calls:,.0f} calls as they must be", steps=steps(cpu[0]), exit=cpu[0]["exit"], calls=sum(counts["calls"] for counts in counted)),
-        say("**The clean run came to its end**, {steps} steps, status {exit}", steps=steps(clean), exit=clean["exit"]),
+        say("**All seven arms ran {steps} steps and ended with status 0**", steps=steps(clean)),
+        say("The six faulted arms counted {calls:,.0f} calls", calls=sum(counts["calls"] for arm in faulted.values() for process in arm["processes"] for counts in process["phases"].values())),
+        say("it fell from {clean:.3f} to {noisy:.3f} (mean of {steps} steps)", clean=reward(clean), noisy=reward(faulted["noisy"]), steps=steps(clean)),
+        say("({g:.3f} global, {e:.3f} by epoch)", g=reward(faulted["aqn_global"]), e=reward(faulted["aqn_epoch"])),
+        say("it was {a:.3f} with AQN on the layer and\n  {b:.3f} with AQN everywhere", a=reward(faulted["model_a"]), b=reward(faulted["model_b"])),
+        say("is {low:.1f} to {high:.1f} under noise (mean of the steps), and {small:.3f} to {large:.3f} under the dead zone", low=min(kl[0]), high=max(kl[0]), small=min(kl[1]), large=max(kl[1])),
         say("after {least} to {most} steps, status {exit}", least=min(map(steps, cut)), most=max(map(steps, cut)), exit=cut[0]["exit"]),
     ]
 
