@@ -59,6 +59,8 @@ NOT_REPLAYED = {
     r"--executor ray": "ray_test runs each kind of trial on a cluster of two nodes",
     r"--a (one|a) --b|--a cpu:bf16 --record b": "traces of the reader's engines; compare_test records and compares such",
     r"faultline\.devices": "two machines of the reader's; devices_test does the same between devices of one",
+    r"global_step_20-merged": "a checkpoint of the reader's run with verl; checkpoint_eval_test reads one of its form",
+    r"^faultline screen |report fleet\.json": "half a minute and more, or devices and records of the reader's; screen_test runs smaller ones",
     r"-m lm_eval": "needs lm-eval in an environment of its own; ./dev test-clients runs this task (clients_lm_eval_test)",
     r"vllm": "needs vLLM in an environment of its own; ./dev test-clients runs the same file (clients_vllm_test)",
     r"verl|/shared/|FAULTLINE_RECIPE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
