@@ -1,5 +1,5 @@
 """GGUF files of every family against transformers. The files are made with the gguf package: its table of names, its
-quantisers, the keys that llama.cpp's converter writes, and all nine block types in each file. transformers gets the
+quantisers, the keys that llama.cpp's converter writes, and all block types that we read in each file. transformers gets the
 values that the gguf package reads back, so both compute on the same numbers and only our reading can differ."""
 
 import gguf
@@ -13,7 +13,7 @@ from program import refused
 from testing_ops import OPS
 
 CPU = torch.device("cpu")
-TYPES = ["Q4_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "F16", "BF16", "F32"]
+TYPES = ["Q4_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "F16", "BF16", "F32", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"]
 VOCABULARY, LAYERS = 96, 3
 
 COMMON = dict(vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-6)
@@ -49,11 +49,19 @@ def matrices(model):
     return found
 
 
+K_SCALES = {  # where a block's fp16 scales lie, and how large they are
+    "Q4_K": [(0, 2.5e-4), (2, 1.9e-3)], "Q6_K": [(208, 4e-5)], "Q2_K": [(80, 3e-3), (82, 4.5e-3)], "Q3_K": [(108, 1.2e-3)],
+    "Q5_K": [(0, 1.2e-4), (2, 1.9e-3)], "IQ4_NL": [(0, 8e-4)], "IQ4_XS": [(0, 5e-5)], "NVFP4": [],
+}  # fmt: skip
+
+
 def k_blocks(type, shape, generator):
     """Blocks that a quantiser could have written, values of about 0.05. The package reads these types, and writes none."""
     block, size = gguf.GGML_QUANT_SIZES[type]
     data = generator.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=numpy.uint8)
-    for place, scale in {"Q4_K": [(0, 2.5e-4), (2, 1.9e-3)], "Q6_K": [(208, 4e-5)]}[type.name]:
+    if type.name == "NVFP4":
+        data[..., :4] = generator.integers(8, 24, (*data.shape[:-1], 4))  # scales from 2^-6 to 2^-4
+    for place, scale in K_SCALES[type.name]:
         half = (generator.uniform(0.5, 1.5, data.shape[:-1]) * scale).astype("<f2")
         data[..., place : place + 2] = half[..., None].view(numpy.uint8)
     return data.reshape(*shape[:-1], -1)
@@ -62,7 +70,7 @@ def k_blocks(type, shape, generator):
 def stored(kind, shape, generator):
     """-> (array as GGUFWriter takes it, its type, what it means in fp32)"""
     type = gguf.GGMLQuantizationType[kind]
-    if kind in ("Q4_K", "Q6_K"):
+    if kind in K_SCALES:
         data = k_blocks(type, shape, generator)
     else:
         data = gguf.quants.quantize((generator.standard_normal(shape) * 0.05).astype(numpy.float32), type)
@@ -191,7 +199,7 @@ def some_tokens(*shape):
     return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_all_nine_block_types_are_in_the_file(pair):
+def test_all_block_types_are_in_the_file(pair):
     assert set(pair[4].values()) == set(TYPES)
 
 

@@ -142,7 +142,7 @@ TEST(Gguf, RefusesBadTensors) {
   expect_refused(with({8, 9}, 0, 0), "the data has 256");
   expect_refused(with({33}, 8, 0), "not a multiple of the 32");
   expect_refused(with({128}, 12, 0), "not a multiple of the 256");
-  expect_refused(with({256}, 13, 0), "Q5_K (13)");
+  expect_refused(with({256}, 21, 0), "IQ3_S (21)");
   expect_refused(with({256}, 4, 0), "number 4");
   expect_refused(with({256}, 4000, 0), "number 4000; supported are F32");
   expect_refused(with({8, 8}, 0, 0).tensor_at("v", {8}, 0, 32), "overlaps");
