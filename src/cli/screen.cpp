@@ -291,6 +291,7 @@ void add_screen(CLI::App& app, const Globals& globals, Run& run) {
   drill("--healthy", options->healthy, "screens without one");
   drill("--trial-seconds", options->trial_seconds, "how long each of them takes");
   command->footer(
+      where_help() +
       "Examples:\n  faultline screen --quick\n  faultline screen --device cuda:0,cuda:1 --minutes 5 --load training "
       "--out "
       "screens\n  faultline screen --merge screens/*.json --out fleet.json --prometheus fleet.prom\n  faultline screen "
