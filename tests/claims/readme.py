@@ -92,11 +92,18 @@ def vllm_claims():
     ]  # fmt: skip
 
 
+def verl_claims():
+    arms = [arm for arm in record("h200-verl.json")["arms"] if arm["processes"]]
+    counted = [counts for arm in arms for process in arm["processes"] for counts in process["phases"].values()]
+    assert len(arms) == 6 and {len(arm["columns"]["reward"]) for arm in arms} == {20} and all(counts["exact"] for counts in counted)
+    return [say("six faulted runs of {steps} steps (noise, AQN, dead zones), {calls:,.0f} calls", steps=len(arms[0]["columns"]["reward"]), calls=sum(counts["calls"] for counts in counted))]
+
+
 def recorded_seconds():
     return json.loads((ROOT / "docs/images/demo.cast").read_text(encoding="utf-8").splitlines()[0])["seconds"]
 
 
-CLAIMS = [say("{kinds} fault kinds and", kinds=fault_kinds()), say("pauses shortened: {seconds:.0f} s on", seconds=recorded_seconds()), diagnosis_claim(), *race_claims(), *training_claims(), *speed_claims(), *vllm_claims()]
+CLAIMS = [say("{kinds} fault kinds and", kinds=fault_kinds()), say("pauses shortened: {seconds:.0f} s on", seconds=recorded_seconds()), diagnosis_claim(), *race_claims(), *training_claims(), *speed_claims(), *vllm_claims(), *verl_claims()]
 REASONS = [
     (r"exit code 3|or exit 3", "exit code"),
     (r"in layer 10", "the picture's own run"),
@@ -108,7 +115,7 @@ REASONS = [
     (r"19 number formats", "make_formats in src/numeric/catalogue.cpp"),
     (r"dequantised 4-bit one", "docs/model.md; model_files_test.py counts the tensors"),
     (r"an interval above 0\.", "a definition"),
-    (r"\*\*vLLM\*\* 0\.22\.1", "version"),
+    (r"\*\*vLLM\*\* 0\.22\.1|\*\*verl\*\* 0\.9\.1", "version"),
     (r"4-bit weights", "the format's size"),
     (r"number would be 64", "the sum of 64 ones"),
     (r"Debian 12 or Ubuntu 24\.04", "version"),
