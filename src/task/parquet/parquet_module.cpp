@@ -130,9 +130,11 @@ arrow::Result<std::string> read_rows(const std::string& file, const std::vector<
   properties.set_page_checksum_verification(true);
   parquet::arrow::FileReaderBuilder builder;
   ARROW_RETURN_NOT_OK(builder.OpenFile(file, /*memory_map=*/false, properties));
-  builder.memory_pool(&pool);
+  // One thread: Arrow's own ones may still end a read that is done with when the reader goes away, and crash.
+  parquet::ArrowReaderProperties alone(/*use_threads=*/false);
+  alone.set_pre_buffer(false);
+  builder.memory_pool(&pool)->properties(alone);
   ARROW_ASSIGN_OR_RAISE(const auto reader, builder.Build());
-  reader->set_use_threads(false);
   const auto metadata = reader->parquet_reader()->metadata();
   ARROW_RETURN_NOT_OK(check_counts(*metadata));
   const std::vector<Column> columns = columns_of(*metadata->schema(), wanted);
