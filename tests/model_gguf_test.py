@@ -2,6 +2,8 @@
 quantisers, the keys that llama.cpp's converter writes, and all block types that we read in each file. transformers gets the
 values that the gguf package reads back, so both compute on the same numbers and only our reading can differ."""
 
+import collections
+
 import gguf
 import numpy
 import pytest
@@ -114,7 +116,7 @@ def write(path, family, *, squeezed=True, more={}, leave_out=()):
     writer, generator = gguf.GGUFWriter(path, architecture), numpy.random.default_rng(5)
     add_keys(writer, model.config, more)
     values, types = {}, {}
-    turn = 0
+    turns = collections.Counter()
     for hf, tensor in matrices(model).items():
         name, shape = names.get_name(hf, try_suffixes=(".weight", ".bias")), tuple(tensor.shape)
         assert name is not None, hf
@@ -124,9 +126,10 @@ def write(path, family, *, squeezed=True, more={}, leave_out=()):
             value = (generator.standard_normal(shape) * (0.5 if "gate_inp" in name else 0.1) + (1 if "norm" in name else 0)).astype(numpy.float32)
             data, type = (value[0] if squeezed and shape[0] == 1 else value), gguf.GGMLQuantizationType.F32
         else:
-            kind = TYPES[turn % len(TYPES)] if shape[-1] % 256 == 0 else TYPES[2 + turn % 7]
+            fitting = TYPES if shape[-1] % 256 == 0 else TYPES[2:9]
+            kind = fitting[turns[len(fitting)] % len(fitting)]
             data, type, value = stored(kind, shape, generator)
-            turn += 1
+            turns[len(fitting)] += 1
         writer.add_tensor(name, data, raw_dtype=type)
         types[name] = type.name
         values[hf] = value
