@@ -1,19 +1,24 @@
 #include "screen/cores.h"
 
 #include <ATen/Parallel.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <barrier>
-#include <cstdio>
+#include <cerrno>
 #include <memory>
 #include <thread>
 
 #include "base/machine.h"
 #include "base/text.h"
 #include "model/build.h"
+#include "record/environment.h"
 #include "screen/machine.h"
 #include "screen/record.h"
 
@@ -70,44 +75,75 @@ WorkerOptions worker_options(const ScreenOptions& options, const std::vector<int
   return worker;
 }
 
-std::string environment_for(const std::string& set) {
-  // oneDNN, ATen's own kernels, MKL and ours, each by its own variable.
+// What a child inherits, held to an instruction set: oneDNN, ATen's own kernels, MKL and ours, each by its own
+// variable.
+record::ChildEnvironment environment_for(const std::string& set) {
   struct Words {
     const char *name, *onednn, *aten, *mkl, *ours;
   };
   constexpr std::array kAll = {Words{"portable", "SSE41", "default", "SSE4_2", "portable"},
                                Words{"avx2", "AVX2", "avx2", "AVX2", "avx2"},
                                Words{"avx512", "AVX512_CORE", "avx512", "AVX512", "avx512"}};
-  for (const Words& words : kAll)
-    if (set == words.name)
-      return fmt::format("ONEDNN_MAX_CPU_ISA={} ATEN_CPU_CAPABILITY={} MKL_ENABLE_INSTRUCTIONS={} FAULTLINE_CPU_ISA={}",
-                         words.onednn, words.aten, words.mkl, words.ours);
-  return {};
+  auto variables = record::inherited_environment();
+  for (const Words& words : kAll) {
+    if (set != words.name) continue;
+    variables["ONEDNN_MAX_CPU_ISA"] = words.onednn, variables["ATEN_CPU_CAPABILITY"] = words.aten;
+    variables["MKL_ENABLE_INSTRUCTIONS"] = words.mkl, variables["FAULTLINE_CPU_ISA"] = words.ours;
+  }
+  return record::ChildEnvironment(variables);
+}
+
+// What a program prints, and its status; nothing where it could not be started. No shell is in between.
+std::optional<int> run_and_read(std::vector<std::string> words, record::ChildEnvironment environment,
+                                std::string& text) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return std::nullopt;
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  pid_t child = 0;
+  const int failed =
+      ::posix_spawn(&child, words.front().c_str(), &actions, nullptr, arguments.data(), environment.get());
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::close(ends[1]);
+  std::array<char, 1 << 16> buffer;
+  while (failed == 0) {
+    const ssize_t got = ::read(ends[0], buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  ::close(ends[0]);
+  if (failed != 0) return std::nullopt;
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
 }
 
 // The record of a screen in a process that is held to an instruction set; a sentence where there is none.
 Json screen_held_to(const std::string& set, const ScreenOptions& options, double seconds, std::string& why) {
-  const std::string command = fmt::format(
-      "env {} {} screen --device cpu --instruction-set {} --seconds {} --load {} --seed {} --memory-share 0 --json "
-      "--quiet "
-      "2>/dev/null",
-      environment_for(set), shell_quoted(options.program.string()), set, seconds, load_name(options.load),
-      options.seed);
-  FILE* const pipe = ::popen(command.c_str(), "re");
-  if (pipe == nullptr) {
+  std::vector<std::string> words = {options.program.string(), "screen", "--device", "cpu", "--instruction-set", set};
+  for (std::string word :
+       {std::string("--seconds"), fmt::format("{}", seconds), std::string("--load"),
+        std::string(load_name(options.load)), std::string("--seed"), std::to_string(options.seed),
+        std::string("--memory-share"), std::string("0"), std::string("--json"), std::string("--quiet")})
+    words.push_back(std::move(word));
+  std::string text;
+  const std::optional<int> status = run_and_read(std::move(words), environment_for(set), text);
+  if (!status) {
     why = "no process could be started";
     return {};
   }
-  std::string text;
-  std::array<char, 1 << 16> buffer;
-  for (std::size_t got = 0; (got = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    text.append(buffer.data(), got);
-  const int status = ::pclose(pipe);
   try {
     const Json fleet = parse_json_text(text, set);
     return fleet.at("devices").at(0);
   } catch (const std::exception&) {
-    why = fmt::format("its process ended with status {} and no record", status);
+    why = fmt::format("its process ended with status {} and no record", *status);
     return {};
   }
 }
