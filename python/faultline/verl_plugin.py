@@ -90,6 +90,8 @@ def status_of(verdict: dict[str, Any] | None, on_missing: str) -> tuple[int, str
         return (environment.EXIT_EVIDENCE if on_missing == "raise" else 0), "the driver of this run has judged nothing: it ended before its training did, or verl started it in a way that is not known here"
     if verdict["script_error"] == verl_trainer.Refused.__name__:
         return EXIT_USAGE, ""
+    if verdict["script_error"]:  # its own status says that it failed
+        return 0, ""
     return (environment.EXIT_EVIDENCE if verdict["complaints"] and on_missing == "raise" else 0), ""
 
 
