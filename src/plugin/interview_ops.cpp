@@ -3,31 +3,17 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <map>
-#include <mutex>
-
 #include "base/json.h"
 #include "diagnose/interview.h"
+#include "plugin/handles.h"
 #include "site/torch_support.h"
 
 namespace faultline::plugin {
 namespace {
 
-struct Interviews {
-  std::mutex mutex;
-  std::map<int64_t, std::shared_ptr<diagnose::Interview>> open;
-  int64_t last = 0;
-};
-Interviews& interviews() {
-  static auto* all = new Interviews;
+Handles<diagnose::Interview>& interviews() {
+  static auto* all = new Handles<diagnose::Interview>("interview");
   return *all;
-}
-
-std::shared_ptr<diagnose::Interview> find(int64_t handle) {
-  const std::lock_guard<std::mutex> lock(interviews().mutex);
-  const auto found = interviews().open.find(handle);
-  if (found == interviews().open.end()) throw UsageError("this interview is not open, or was closed");
-  return found->second;
 }
 
 // facts: a list of {path, type, class, epsilon, weight, bias}; weight and bias are indices into `tensors`, -1: none.
@@ -48,9 +34,7 @@ int64_t op_open(const std::string& facts, at::TensorList tensors, const at::Tens
       how.tokens = tokens, how.head_size = given.at("head_size").get<int64_t>();
       how.seed = given.at("seed").get<uint64_t>(), how.passes = given.at("passes").get<int64_t>();
       auto interview = std::make_shared<diagnose::Interview>(std::move(modules), how);
-      const std::lock_guard<std::mutex> lock(interviews().mutex);
-      interviews().open[++interviews().last] = std::move(interview);
-      return interviews().last;
+      return interviews().add(std::move(interview));
     } catch (const Json::exception& error) {
       throw UsageError(std::string("facts or options of an interview: ") + error.what());
     }
@@ -60,7 +44,7 @@ int64_t op_open(const std::string& facts, at::TensorList tensors, const at::Tens
 // An empty text: the verdict is ready.
 std::tuple<std::string, at::Tensor> op_next(int64_t handle) {
   return site::translated([&]() -> std::tuple<std::string, at::Tensor> {
-    const std::optional<diagnose::Probe> probe = find(handle)->next();
+    const std::optional<diagnose::Probe> probe = interviews().find(handle)->next();
     if (!probe) return {"", at::empty({0})};
     static const std::map<diagnose::Probe::Call, std::string> names = {{diagnose::Probe::Call::kModel, "model"},
                                                                        {diagnose::Probe::Call::kAgain, "again"},
@@ -74,17 +58,16 @@ std::tuple<std::string, at::Tensor> op_next(int64_t handle) {
 }
 
 void op_answer(int64_t handle, at::TensorList tensors) {
-  site::translated([&] { find(handle)->answer(tensors.vec()); });
+  site::translated([&] { interviews().find(handle)->answer(tensors.vec()); });
 }
 void op_fail(int64_t handle, const std::string& sentence) {
-  site::translated([&] { find(handle)->fail(sentence); });
+  site::translated([&] { interviews().find(handle)->fail(sentence); });
 }
 // The verdict as JSON and as text.
 std::tuple<std::string, std::string> op_close(int64_t handle) {
   return site::translated([&] {
-    const diagnose::Diagnosis verdict = find(handle)->verdict();
-    const std::lock_guard<std::mutex> lock(interviews().mutex);
-    interviews().open.erase(handle);
+    const diagnose::Diagnosis verdict = interviews().find(handle)->verdict();
+    interviews().close(handle);
     return std::tuple(diagnose::to_json(verdict).dump(), diagnose::to_text(verdict));
   });
 }

@@ -3,32 +3,19 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <map>
 #include <memory>
-#include <mutex>
 
 #include "base/json.h"
+#include "plugin/handles.h"
 #include "screen/sentinel.h"
 #include "site/torch_support.h"
 
 namespace faultline::plugin {
 namespace {
 
-struct Sentinels {
-  std::mutex mutex;
-  std::map<int64_t, std::shared_ptr<screen::Sentinel>> open;
-  int64_t last = 0;
-};
-Sentinels& sentinels() {
-  static auto* all = new Sentinels;
+Handles<screen::Sentinel>& sentinels() {
+  static auto* all = new Handles<screen::Sentinel>("sentinel");
   return *all;
-}
-
-std::shared_ptr<screen::Sentinel> sentinel_of(int64_t handle) {
-  const std::lock_guard<std::mutex> lock(sentinels().mutex);
-  const auto found = sentinels().open.find(handle);
-  if (found == sentinels().open.end()) throw UsageError("this sentinel is not open, or was closed");
-  return found->second;
 }
 
 int64_t op_sentinel_open(const std::string& device, int64_t seed, double share) {
@@ -39,32 +26,27 @@ int64_t op_sentinel_open(const std::string& device, int64_t seed, double share) 
       throw UsageError("sentinel: wanted a model on cpu or cuda, it is on " + device);
     if (options.device.is_cuda() && !options.device.has_index()) options.device = at::Device(at::kCUDA, 0);
     auto made = std::make_shared<screen::Sentinel>(options);
-    const std::lock_guard<std::mutex> lock(sentinels().mutex);
-    sentinels().open[++sentinels().last] = std::move(made);
-    return sentinels().last;
+    return sentinels().add(std::move(made));
   });
 }
 
 bool op_sentinel_step(int64_t handle) {
-  return site::translated([&] { return sentinel_of(handle)->step(); });
+  return site::translated([&] { return sentinels().find(handle)->step(); });
 }
 // No elements: not now.
 at::Tensor op_sentinel_question(int64_t handle, const std::string& name, const at::Tensor& weight) {
   return site::translated([&] {
-    const at::Tensor x = sentinel_of(handle)->linear_question(name, weight);
+    const at::Tensor x = sentinels().find(handle)->linear_question(name, weight);
     return x.defined() ? x : at::empty({0}, weight.options());
   });
 }
 void op_sentinel_answer(int64_t handle, const at::Tensor& output) {
-  site::translated([&] { sentinel_of(handle)->linear_answer(output); });
+  site::translated([&] { sentinels().find(handle)->linear_answer(output); });
 }
 std::string op_sentinel_verdict(int64_t handle) {
-  return site::translated([&] { return to_json_text(sentinel_of(handle)->verdict()); });
+  return site::translated([&] { return to_json_text(sentinels().find(handle)->verdict()); });
 }
-void op_sentinel_close(int64_t handle) {
-  const std::lock_guard<std::mutex> lock(sentinels().mutex);
-  sentinels().open.erase(handle);
-}
+void op_sentinel_close(int64_t handle) { sentinels().close(handle); }
 
 }  // namespace
 

@@ -3,33 +3,19 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <map>
-#include <mutex>
-
 #include "base/json.h"
 #include "diagnose/compare/divergence.h"
 #include "diagnose/compare/probe_text.h"
 #include "diagnose/compare/trace.h"
+#include "plugin/handles.h"
 #include "site/torch_support.h"
 
 namespace faultline::plugin {
 namespace {
 
-struct Traces {
-  std::mutex mutex;
-  std::map<int64_t, std::shared_ptr<diagnose::TraceWriter>> open;
-  int64_t last = 0;
-};
-Traces& traces() {
-  static auto* all = new Traces;
+Handles<diagnose::TraceWriter>& traces() {
+  static auto* all = new Handles<diagnose::TraceWriter>("trace");
   return *all;
-}
-
-std::shared_ptr<diagnose::TraceWriter> open_trace(int64_t handle) {
-  const std::lock_guard<std::mutex> lock(traces().mutex);
-  const auto found = traces().open.find(handle);
-  if (found == traces().open.end()) throw UsageError("this trace is not open, or was closed");
-  return found->second;
 }
 
 thread_local std::unique_ptr<diagnose::Recording> recording;
@@ -51,9 +37,7 @@ int64_t op_trace_open(const std::string& folder, const std::string& options, at:
     FL_ASSERT(names.size() == weights.size());
     for (std::size_t i = 0; i < names.size(); ++i) how.weights.push_back({names[i], weights[i].detach()});
     auto writer = std::make_shared<diagnose::TraceWriter>(folder, std::move(how));
-    const std::lock_guard<std::mutex> lock(traces().mutex);
-    traces().open[++traces().last] = std::move(writer);
-    return traces().last;
+    return traces().add(std::move(writer));
   });
 }
 
@@ -62,7 +46,7 @@ bool op_trace_enter(int64_t handle, const std::string& kind, const std::optional
                     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& positions) {
   return site::translated([&] {
     if (recording) return false;
-    const auto writer = open_trace(handle);
+    const auto writer = traces().find(handle);
     const auto given = [](const std::optional<at::Tensor>& x) { return x ? x->detach() : at::Tensor(); };
     if (!writer->begin_forward(kind, given(tokens), given(mask), given(positions))) return false;
     recording = std::make_unique<diagnose::Recording>(*writer);
@@ -74,7 +58,7 @@ bool op_trace_enter(int64_t handle, const std::string& kind, const std::optional
 bool op_trace_go_on(int64_t handle) {
   return site::translated([&] {
     if (recording) return false;
-    const auto writer = open_trace(handle);
+    const auto writer = traces().find(handle);
     if (!writer->go_on_with_forward()) return false;
     recording = std::make_unique<diagnose::Recording>(*writer);
     return true;
@@ -84,16 +68,15 @@ bool op_trace_go_on(int64_t handle) {
 void op_trace_leave(int64_t handle) {
   site::translated([&] {
     recording.reset();
-    open_trace(handle)->end_forward();
+    traces().find(handle)->end_forward();
   });
 }
 
 int64_t op_trace_close(int64_t handle) {
   return site::translated([&] {
-    const auto writer = open_trace(handle);
+    const auto writer = traces().find(handle);
     writer->finish();
-    const std::lock_guard<std::mutex> lock(traces().mutex);
-    traces().open.erase(handle);
+    traces().close(handle);
     return writer->calls();
   });
 }
