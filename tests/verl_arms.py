@@ -3,13 +3,14 @@ comes from here. An arm that has a record is passed over, so a second call goes 
 its record. Raw evidence stays beside it, all of it in one archive.
 
     python tests/verl_arms.py data PARQUETS                                        needs libfaultline_testing.so: arithmetic in verl's schema
-    python tests/verl_arms.py run OUT --model M --data PARQUETS --arms clean,noisy,clean@101 [--seeds 100 --steps 20 --together 4 --limit 560] [--archive FILE]
+    python tests/verl_arms.py run OUT --model M --data PARQUETS --arms clean,noisy,clean@101,norm_input_fp32@101:4 [--seeds 100 --steps 20 --together 4 --limit 560] [--archive FILE]
     python tests/verl_arms.py list"""
 
 import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -78,7 +79,7 @@ def take(source, target, count):
 
 
 # --- one run --------------------------------------------------------------------------------------------------------------
-def settings_of(wish, place, slot, seed):
+def settings_of(wish, place, slot, seed, steps):
     """verl's settings, the same for all arms."""
     actor, rollout, ref = ("actor_rollout_ref." + name for name in ("actor", "rollout", "ref"))
     sizes = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -91,7 +92,7 @@ def settings_of(wish, place, slot, seed):
         f"{ref}.strategy=fsdp2", f"{ref}.log_prob_micro_batch_size_per_gpu={wish.micro}", f"{ref}.fsdp_config.use_torch_compile=False",
         f"{rollout}.name=vllm", f"{rollout}.n={wish.samples}", f"{rollout}.seed={seed}", f"{rollout}.temperature=1.0", f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.log_prob_micro_batch_size_per_gpu={wish.micro}",
         f"{rollout}.max_model_len={wish.prompt_tokens + wish.response_tokens}", f"{rollout}.max_num_seqs={wish.slots}", f"{rollout}.enable_prefix_caching=False",
-        f"{rollout}.agent.num_workers=1", "reward.num_workers=1", "trainer.n_gpus_per_node=1", "trainer.nnodes=1", "trainer.logger=[console,file]", f"trainer.total_training_steps={wish.steps}", f"trainer.total_epochs={EPOCHS}",
+        f"{rollout}.agent.num_workers=1", "reward.num_workers=1", "trainer.n_gpus_per_node=1", "trainer.nnodes=1", "trainer.logger=[console,file]", f"trainer.total_training_steps={steps}", f"trainer.total_epochs={EPOCHS}",
         "trainer.val_before_train=False", f"trainer.test_freq={wish.validate_every}", "trainer.save_freq=-1", "trainer.resume_mode=disable", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "ray_kwargs.ray_init.num_cpus=16", "+ray_kwargs.ray_init.include_dashboard=False", "+ray_kwargs.ray_init.address=local", f"+ray_kwargs.ray_init._temp_dir=/tmp/r{slot}", "+ray_kwargs.ray_init.object_store_memory=2000000000",
         *(_of_cpu(rollout, actor) if wish.device == "cpu" else [f"{rollout}.gpu_memory_utilization=0.12", f"+{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={1 << 30}", f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes=256", f"{rollout}.cudagraph_capture_sizes=[{','.join(str(size) for size in sizes if size <= wish.slots)}]"]),
@@ -128,7 +129,7 @@ def own_tmp(place):
 class Run:
     """One main_ppo, from its start to its record."""
 
-    def __init__(self, wish, name, seed, slot):
+    def __init__(self, wish, name, seed, steps, slot):
         self.name, self.seed, self.slot, self.place = name, seed, slot, wish.out / f"{name}-{seed}"
         recipe, more = ARMS[name]
         shutil.rmtree(self.place, ignore_errors=True)
@@ -139,10 +140,10 @@ class Run:
             (self.place / "recipe.json").write_text(text)
         one_process = ONE_PROCESS if name in wish.one_process else []
         data = "gsm8k-" if more is GSM8K else ""
-        take(wish.data / f"{data}train.parquet", self.place / "train.parquet", wish.prompts * -(-wish.steps // EPOCHS))
+        take(wish.data / f"{data}train.parquet", self.place / "train.parquet", wish.prompts * -(-steps // EPOCHS))
         take(wish.data / f"{data}test.parquet", self.place / "test.parquet", wish.validation)
         more = more if any("attn_implementation" in one for one in more) else [*more, "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"]
-        self.command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings_of(wish, self.place, slot, seed), *more, *one_process]
+        self.command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings_of(wish, self.place, slot, seed, steps), *more, *one_process]
         self.began = time.time()
         with open(self.place / "log.txt", "w") as log:
             self.process = subprocess.Popen([*own_tmp(self.place), *self.command], cwd=self.place, env=variables_of(wish, self.place, slot), stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -181,6 +182,12 @@ def archive(wish):
     unfinished.replace(wish.archive)
 
 
+def parsed(one):
+    """NAME[@SEED][:STEPS] -> name, seed, steps, those that are not said None; None for something else"""
+    found = re.fullmatch(r"(\w+)(?:@(\d+))?(?::([1-9]\d*))?", one)
+    return (found[1], *(int(number) if number else None for number in found.groups()[1:])) if found and found[1] in ARMS else None
+
+
 def run_all(wish):
     deadline = time.time() + wish.limit
     for folder, (name, version, entry_points) in INSTALLED.items():
@@ -189,8 +196,8 @@ def run_all(wish):
         (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (place / "entry_points.txt").write_text(entry_points)
     wish.layers = json.loads((wish.model / "config.json").read_text())["num_hidden_layers"]
-    wanted = [(name, int(seed) if at else default) for default in wish.seeds for name, at, seed in (one.partition("@") for one in wish.arms)]
-    waiting = [(name, seed) for name, seed in dict.fromkeys(wanted) if not (wish.out / f"{name}-{seed}/record.json").exists()]
+    wanted = [(name, seed or default, steps or wish.steps) for default in wish.seeds for name, seed, steps in map(parsed, wish.arms)]
+    waiting = [one for one in dict.fromkeys(wanted) if not (wish.out / f"{one[0]}-{one[1]}/record.json").exists()]
     slots, running = list(range(wish.together)), []
     while (waiting or running) and time.time() < deadline:
         while waiting and slots and time.time() < deadline - wish.least:
@@ -209,7 +216,7 @@ def run_all(wish):
         run.end()
         run.record("limit")
     archive(wish)
-    for name, seed in waiting:
+    for name, seed, _ in waiting:
         print(f"{name}-{seed}: not begun", flush=True)
 
 
@@ -238,8 +245,8 @@ def main():
     elif wish.command == "data":
         write_data(wish.folder)
     else:
-        if unknown := [name for name in wish.arms if name.partition("@")[0] not in ARMS]:
-            parser.error(f"no such arm: {', '.join(unknown)}; there are {', '.join(ARMS)}")
+        if unknown := [one for one in wish.arms if parsed(one) is None]:
+            parser.error(f"no such arm: {', '.join(unknown)}; NAME[@SEED][:STEPS], and names are {', '.join(ARMS)}")
         run_all(wish)
 
 

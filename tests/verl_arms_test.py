@@ -65,6 +65,44 @@ def test_every_arm_is_a_recipe_that_names_its_phases():
         assert all("=" in one for one in settings)
 
 
+def test_an_arm_is_named_with_its_seed_and_its_steps():
+    assert verl_arms.parsed("clean") == ("clean", None, None) and verl_arms.parsed("noisy@101") == ("noisy", 101, None) and verl_arms.parsed("norm_input_fp32@101:4") == ("norm_input_fp32", 101, 4)
+    assert [verl_arms.parsed(wrong) for wrong in ("quiet", "clean@", "clean:0", "clean@x:2")] == [None] * 4
+
+
+def company(name, seed, seconds, reward=0.2, steps=20):
+    columns = {"reward": [reward] * steps, "tokens": [30.0] * steps}
+    return {"arm": name, "seed": seed, "exit": 0, "seconds": 9.0, "columns": columns, "step_seconds": {"step": [99.0, *[seconds] * (steps - 1)], "gen": [1.0] * steps}, "validation": {}, "processes": []}
+
+
+def test_the_cost_of_the_plan_is_that_of_one_company_without_the_first_step():
+    record = {"arms": [company("clean", 100, 1.0), company("noisy", 100, 9.0)], "cut_short": [], "ours": []}
+    assert list(verl_tables.cost_words(record)) == []
+    [said] = verl_tables.cost_words({**record, "beside": [company("clean", seed, seconds) for seed, seconds in ((101, 2.0), (102, 2.5), (103, 8.0))] + [company("noisy", 101, 3.0)]})
+    assert "**Cost of the plan: +20.0 %**" in said and "A noisy step took 3.00 s, a clean one 2.00, 2.50, 8.00" in said
+
+
+def test_spreads_of_seeds_are_compared_where_both_have_four():
+    ours = [{"seed": seed, "reward": [0.3] * 20} for seed in range(3)] + [{"seed": 3, "reward": [0.4] * 20}]
+    of_verl = [company("clean", seed, 2.0, reward) for seed, reward in enumerate((0.2, 0.25, 0.3, 0.35))]
+    [said] = verl_tables.seed_words({"arms": of_verl[:1], "beside": of_verl[1:], "cut_short": [], "ours": ours})
+    assert "verl's 0.200 to 0.350 (4 seeds), ours 0.300 to 0.400 (4 seeds)" in said and "overlap from 0.300 to 0.350; 2 of verl's seeds lie within ours, 3 of ours within verl's" in said
+    assert list(verl_tables.seed_words({"arms": of_verl[:3], "cut_short": [], "ours": ours})) == []
+    [apart] = verl_tables.seed_words({"arms": [company("clean", seed, 2.0, 0.1) for seed in range(4)], "cut_short": [], "ours": ours})
+    assert "do not overlap" in apart
+
+
+def test_noise_that_only_fp32_shows_is_said_with_its_strength():
+    ledger = {"calls": 8, "sampled": 100, "relative_rms": 1.003e-5}
+    process = verl_arms_record.process(entry(row(8, "actor_forward", ledger=ledger), forwards={"actor_forward": {"whole": 8}}, work={"update_actor": 2, "old_log_prob": 2}), COMMAND)
+    process["rules"] = [{"changed": 99.0, "elements": 100.0}]
+    arm = {**company("norm_input_fp32", 101, 2.0, steps=4), "recipe": {"faults": [verl_arms.NORM_INPUT]}, "processes": [process]}
+    record = {"arms": [company("clean", 101, 2.0)], "beside": [arm], "cut_short": [], "ours": []}
+    [said] = verl_tables.fp32_words(record)
+    assert "told 1e-05, 4 steps, exit 0" in said and "actor, actor_forward: 8 calls at 1 norms (as they must be), strength 1e-05" in said and "99.0 %; complaints: 0" in said
+    assert "in fp32" not in verl_tables.not_run(record) and "clean with more than one seed" in verl_tables.not_run(record)
+
+
 def test_the_tables_of_the_page_are_those_of_the_record():
     page = verl_tables.PAGE.read_text()
     assert verl_tables.replaced(page, json.loads(verl_tables.RECORD.read_text())) == page

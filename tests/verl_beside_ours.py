@@ -3,16 +3,19 @@
     python tests/verl_beside_ours.py start OUT --program F --gguf FILE            the model that both begin with: prints its folder
     python tests/verl_beside_ours.py ours OUT --program F --model M --data PARQUETS --seeds 100,101,102,103
     python tests/verl_beside_ours.py compare RECORDS OURS                         both reward curves and step times, as JSON
+    python tests/verl_beside_ours.py lora OUT --program F --gguf FILE             recipes/train/lora-7b.yaml: what was predicted, what was measured
 
 verl's half are the arms `clean` of tests/verl_arms.py. What differs is in DIFFERS."""
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 SFT = {"seed": 100, "task": {"name": "arithmetic", "difficulty": 2, "train": 2048, "test": 256}, "train": {"algorithm": "sft", "steps": 25, "prompts": 32, "lr": 1e-4, "save_model": True, "checkpoint_every": 0, "validation_problems": 256}}
 GRPO = {"algorithm": "grpo", "steps": 20, "prompts": 16, "n": 8, "lr": 1e-5, "micro_batch": 64, "slots": 128, "max_new_tokens": 48, "use_kl_loss": True, "kl_loss_coef": 0.001, "kl_loss_type": "k3", "validate_every": 10, "validation_problems": 64, "checkpoint_every": 0}
 DIFFERS = {
@@ -56,6 +59,21 @@ def ours(wish):
         print(f"ours-{seed}: {len(steps)} steps, reward {statistics.mean(step['critic/score/mean'] for step in steps):.3f}", flush=True)
 
 
+def lora(wish):
+    """Two steps of a 7B shape with adapters. The GGUF file lends its tokenizer."""
+    os.environ["FAULTLINE_MODEL"] = str(wish.gguf)
+    recipe = ROOT / "recipes/train/lora-7b.yaml"
+    changes = [f"train.{name}={json.dumps(value)}" for name, value in wish.train.items()] + wish.set
+    predicted = program(wish, "train", recipe, *changes, "--dry-run")["prediction"]
+    made = program(wish, "train", recipe, *changes, "--out", wish.out / "lora-7b")
+    steps = [json.loads(line) for line in (pathlib.Path(made["record"]) / "events.jsonl").read_text().splitlines()]
+    rules = [{name: rule.get(name) for name in ("name", "sites", "calls", "elements", "changed")} for rule in made["evidence"]["rules"]]
+    record = {"recipe": "recipes/train/lora-7b.yaml", "changes": changes, "predicted": {name: predicted[name] for name in ("parameters", "memory_bytes", "seconds_a_step", "sequences_a_step", "flops_a_step")}, "costs": made["costs"], "rules": rules, "joined": made["joined"], "complaints": made["complaints"],
+              "steps": [{"step": one["step"], **one["metrics"], **one["times"]} for one in steps if one["kind"] == "step"]}  # fmt: skip
+    (wish.out / "lora-7b.json").write_text(json.dumps(record))
+    print(f"lora-7b: memory {predicted['memory_bytes']['total'] / 2**30:.2f} GiB predicted, {made['costs']['peak_memory_gib']:.2f} measured; {len(record['steps'])} steps, complaints {made['complaints']}", flush=True)
+
+
 def curve(record):
     steps = record["steps"]
     return {"seed": record["seed"], "reward": [step["critic/score/mean"] for step in steps], "seconds": [step["timing_s/step"] for step in steps], "tokens": [step["response_length/mean"] for step in steps],
@@ -72,21 +90,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     path = lambda text: pathlib.Path(text).resolve()  # noqa: E731
-    begin, own, both = (commands.add_parser(name) for name in ("start", "ours", "compare"))
+    begin, own, both, large = (commands.add_parser(name) for name in ("start", "ours", "compare", "lora"))
     both.add_argument("records", type=path)
-    for one in (begin, own, both):
+    for one in (begin, own, both, large):
         one.add_argument("out", type=path)
-    for one in (begin, own):
+    for one in (begin, own, large):
         one.add_argument("--program", required=True)
         one.add_argument("--device", default="cuda")
         one.add_argument("--train", type=json.loads, default={}, help="settings of train: that go before the ones here, as JSON")
-    begin.add_argument("--gguf", type=path, required=True)
+    for one in (begin, large):
+        one.add_argument("--gguf", type=path, required=True)
+    large.add_argument("--set", nargs="*", default=[], help="keys of the recipe, such as model=random:FOLDER in a rehearsal")
     own.add_argument("--model", type=path, required=True)
     own.add_argument("--data", type=path, required=True)
     own.add_argument("--problems", type=int, default=160, help="the first so many of the training file: 16 prompts x 20 steps are 2 epochs")
     own.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[100, 101, 102, 103])
     wish = parser.parse_args()
-    {"start": start, "ours": ours, "compare": compare}[wish.command](wish)
+    {"start": start, "ours": ours, "compare": compare, "lora": lora}[wish.command](wish)
 
 
 if __name__ == "__main__":

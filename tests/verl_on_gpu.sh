@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # verl's main_ppo on a GPU machine without a network, from the parts of tests/pack_gpu_clients.py to one archive of records: installs what
-# is missing, makes the model that all begin with, runs the arms of tests/verl_arms.py and, where asked for, our own trainer on the same problems.
-# A second call goes on where the first ended. PARTS: all parts, install.sh and SHA256SUMS in one folder; DATA: train.parquet and test.parquet.
+# is missing, makes the model that all begin with, runs the arms of tests/verl_arms.py (none without `--`) and, where asked for, two steps of a 7B
+# shape (lora), our own trainer on the same problems (ours). A second call goes on where the first ended. PARTS: all parts, install.sh and SHA256SUMS
+# in one folder; DATA: train.parquet and test.parquet.
 #
-#   bash verl_on_gpu.sh PARTS DATA WORK OUT SECONDS [ours] [-- ARGUMENTS OF verl_arms.py run]
+#   bash verl_on_gpu.sh PARTS DATA WORK OUT SECONDS [lora] [ours] [-- ARGUMENTS OF verl_arms.py run]
 #
-# The folder above this file's has libfaultline.so (or build/ has), faultline beside it, python/ and tests/.
+# The folder above this file's has python/ and tests/; it or build/ or $LIBRARY has libfaultline.so and faultline.
 set -uo pipefail
 began=$SECONDS
 parts=$(realpath "$1") data=$(realpath "$2") work=$3 out=$4 limit=$5
 shift 5
-ours=""
+lora="" ours="" arms=""
+[ "${1:-}" = lora ] && lora=1 && shift
 [ "${1:-}" = ours ] && ours=1 && shift
-[ "${1:-}" = -- ] && shift
+[ "${1:-}" = -- ] && arms=1 && shift
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-library=$root
-[ -f "$root/libfaultline.so" ] || library=$root/build
+library=${LIBRARY:-$root}
+[ -f "$library/libfaultline.so" ] || library=$root/build
 PYTHON=${PYTHON:-python3}
 runs=${RUNS:-arms} # another folder for a rehearsal
 mkdir -p "$work/$runs" "$work/ours" "$out"
@@ -49,11 +51,16 @@ collect() {
 }
 trap 'collect; say "collected"' EXIT
 trap 'exit 1' TERM INT
+if [ -n "$lora" ] && [ ! -f "$work/ours/lora-7b.json" ]; then # alone: what it takes of the device is measured
+  "$PYTHON" "$root/tests/verl_beside_ours.py" lora "$work/ours" --program "$program" --gguf "$work/model.gguf" --device "$device" ${LORA:-} 2>&1
+  say "lora"
+fi
 if [ -n "$ours" ]; then
   "$PYTHON" "$root/tests/verl_beside_ours.py" ours "$work/ours" --program "$program" --model "$MODEL" --data "$data" --device "$device" ${OURS:-} >"$work/ours.log" 2>&1 & # while the arms start, the GPU has nothing to do
 fi
-"$PYTHON" "$root/tests/verl_arms.py" run "$work/$runs" --model "$MODEL" --data "$data" --device "$device" --limit $((limit - SECONDS + began)) --archive "$out/arms.tar.gz" "$@"
+[ -n "$arms" ] && "$PYTHON" "$root/tests/verl_arms.py" run "$work/$runs" --model "$MODEL" --data "$data" --device "$device" --limit $((limit - SECONDS + began)) --archive "$out/arms.tar.gz" "$@"
 say "arms"
+[ -n "$arms" ] || wait
 [ -n "$ours" ] && cat "$work/ours.log"
 for folder in "$work/$runs"/*/; do
   [ -f "$folder/record.json" ] && "$PYTHON" -c 'import json, sys; r = json.load(open(sys.argv[1])); s = [round(x.get("timing_s/step", 0), 1) for x in r["steps"]]; print(r["arm"], r["seed"], r["exit"], "steps", len(s), "seconds", s, [(p["role"], p["ended"], {n: (q["sites"], q["calls"], q["exact"]) for n, q in p["phases"].items()}, len(p["complaints"])) for p in r["processes"]])' "$folder/record.json"
