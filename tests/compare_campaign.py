@@ -1,14 +1,15 @@
 """Pairs of traces of small random models: clean ones, which nobody may be accused in, and ones with a fault planted in an operator or a module
 of one side, which must be named first. Sides are run in ways that differ as engines do: attention (sdpa,
-eager), batches (alone, padded beside longer ones), number types. Writes a line a pair to pairs.jsonl of the folder and
-goes on there; `--summary` writes what the page says.
+eager), batches (alone, padded beside longer ones), number types. With --engines also traces of our own program and of vLLM (compare_engines.py), each
+beside transformers and beside one another. Writes a line a pair to pairs.jsonl of the folder and goes on there; `--summary` writes what the page says.
 
-    python tests/compare_campaign.py FOLDER --clean 1000 --faulty 1200 [--seconds 600] [--summary compare.json]
+    python tests/compare_campaign.py FOLDER --seed 2 --clean 800 --faulty 1000 [--engines TRACES] [--seconds 600] [--summary compare.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import json
 import pathlib
@@ -19,6 +20,7 @@ import time
 
 import torch
 
+import compare_engines
 import faultline
 from tap_models import llama, qwen2, recipe, rule, tokens
 
@@ -94,6 +96,12 @@ def planted(draw, index, sides, detail, wrong):
     return {"kind": kind, "where": where, "what": what, "extent": extent, "layer": layer, "name": name.strip("*"), "side": "ab"[wrong]}
 
 
+FAMILIES = {  # the first operators of a layer's family, by the engines' names
+    "norm": ("input_layernorm", "post_attention_layernorm"),
+    "activation": ("act_fn",),
+}
+
+
 def is_right(fault, first):
     """Side, layer and operator: the module that was faulted, or one of the operators that the family has there."""
     if len(first) != 1 or first[0]["side"] != fault["side"] or first[0]["layer"] != fault["layer"]:
@@ -102,9 +110,11 @@ def is_right(fault, first):
     if name == "layer_output":
         return place == f"model.layers.{fault['layer']}" and first[0]["operator"] == "boundary"
     if name == "matmul":  # the first product of the layer
-        return place.endswith("q_proj")
+        return place.endswith(("q_proj", "qkv_proj"))
+    if name in FAMILIES:
+        return place.endswith(FAMILIES[name])
     if name == "attention":
-        return place.endswith("self_attn") and ("attention" in first[0]["operator"] or "bmm" in first[0]["operator"])
+        return place.endswith(("self_attn", "self_attn.attn")) and ("attention" in first[0]["operator"] or "bmm" in first[0]["operator"])
     return place.endswith(name)
 
 
@@ -134,21 +144,72 @@ def run_pair(pair, fault, folder):
         else:
             trace = clean_side(pair, side, folder)
         traces.append(trace)
-    found = faultline.compare(*traces)
+    return row_of(pair, fault, changed, faultline.compare(*traces))
+
+
+def row_of(pair, fault, changed, found):
     row = {**pair, "fault": fault, "changed": changed, "verdict": found["verdict"], "judged": found["a"]["judged"] + found["b"]["judged"], "places": len(found["places"]), "tokens": found["tokens"]["tokens"], "first": [{key: one[key] for key in ("side", "layer", "place", "operator", "kind", "ratio", "violations")} for one in found["first"]]}
-    row["right"] = found["verdict"] == "within_rounding" if fault is None else is_right(fault, found["first"])
+    row["right"] = not found["first"] if fault is None else is_right(fault, found["first"])
+    row["share_judged"] = min(found[side]["share_judged"] for side in "ab")
     return row
 
 
-def pairs_to_run(clean, faulty):
+def engine_jobs(folder):
+    """What compare_engines.py recorded: (engine, job, trace)."""
+    for store in sorted(folder.glob("*/jobs.jsonl")):
+        for line in store.read_text().splitlines():
+            job = json.loads(line)
+            engine, _, dtype = store.parent.name.partition("-")
+            yield engine, {**job, "dtype": {"bfloat16": "bf16", "float32": "fp32"}.get(dtype, job["dtype"])}, store.parent / job["name"]
+
+
+def engine_pairs(folder, seed):
+    """Each trace beside transformers; a clean one of vLLM also beside one of ours with the same prompt."""
+    jobs = list(engine_jobs(folder))
+    ours = {(job["prompt"], job["detail"]): (job, trace) for engine, job, trace in jobs if engine == "ours" and not job["fault"]}
+    for engine, job, trace in jobs:
+        draw = random.Random(f"{seed} {engine} {job['name']} {job['dtype']}")
+        pair = {"index": f"{engine} {job['dtype']} {job['name']}", "model": "engines", "detail": job["detail"], "prompt": job["prompt"]}
+        other = {"engine": "transformers", "dtype": job["dtype"] if draw.random() < 0.7 else draw.choice(["bf16", "fp32"]), "attention": draw.choice(["sdpa", "eager"])}
+        sides = [other, {"engine": engine, "dtype": job["dtype"], "trace": trace}]
+        swapped = draw.random() < 0.5
+        fault = {**job["fault"], "side": "ab"[not swapped]} if job["fault"] else None
+        if fault is None or job["changed"]:
+            yield {**pair, "sides": sides[::-1] if swapped else sides}, fault
+        partner = ours.get((job["prompt"], job["detail"]))
+        if engine == "vllm" and fault is None and partner:
+            yield {**pair, "index": pair["index"] + " ours", "sides": [sides[1], {"engine": "ours", "dtype": partner[0]["dtype"], "trace": partner[1]}]}, None
+
+
+def engine_side(pair, side, engines, folder):
+    if "trace" in side:
+        return side["trace"]
+    from transformers import AutoModelForCausalLM
+
+    made = folder / "-".join(["engines", pair["detail"], side["dtype"], side["attention"], str(pair["prompt"])])
+    if not made.exists():
+        key = ("engines", side["dtype"], side["attention"])
+        if key not in _models:
+            _models[key] = AutoModelForCausalLM.from_pretrained(engines / "model", dtype=DTYPES[side["dtype"]], attn_implementation=side["attention"]).eval()
+        record(made, _models[key], {"input_ids": torch.tensor([compare_engines.ids_of(engines / "model", pair["prompt"])])}, pair["detail"])
+    return made
+
+
+def run_engine_pair(pair, fault, engines, folder):
+    found = faultline.compare(*(engine_side(pair, side, engines, folder) for side in pair["sides"]))
+    pair = {**pair, "sides": [{key: value for key, value in side.items() if key != "trace"} for side in pair["sides"]]}
+    return row_of(pair, fault, 1 if fault else 0, found)
+
+
+def pairs_to_run(seed, clean, faulty):
     """Clean and faulty in turn, so that a campaign that is stopped is a balanced sample."""
     for index in itertools.count():
         if index >= max(clean, faulty):
             return
         if index < clean:
-            yield chosen(random.Random(f"clean {index}"), index), None
+            yield chosen(random.Random(f"{seed} clean {index}"), index), None
         if index < faulty:
-            draw = random.Random(f"faulty {index}")
+            draw = random.Random(f"{seed} faulty {index}")
             pair = chosen(draw, index)
             wrong = draw.randrange(2)
             fault = planted(draw, index, pair["sides"], pair["detail"], wrong)
@@ -161,23 +222,33 @@ def rows_of(folder):
     return [json.loads(line) for store in sorted(folder.glob("pairs*.jsonl")) for line in store.read_text().splitlines()]
 
 
-def run(folder, clean, faulty, seconds=float("inf"), shard=(0, 1)):
+def run(folder, clean, faulty, seconds=float("inf"), shard=(0, 1), seed=1, engines=None):
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / f"pairs-{shard[0]}.jsonl"
     rows = rows_of(folder)
     done = {(row["fault"] is not None, row["index"]) for row in rows}
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as work, store.open("a") as lines:
-        for pair, fault in pairs_to_run(clean, faulty):
+        for number, (pair, fault) in enumerate(itertools.chain(engine_pairs(engines, seed) if engines else (), pairs_to_run(seed, clean, faulty))):
             if time.monotonic() > end:
                 break
-            if (fault is not None, pair["index"]) in done or pair["index"] % shard[1] != shard[0]:
+            if (fault is not None, pair["index"]) in done or number % shard[1] != shard[0]:
                 continue
-            row = run_pair(pair, fault, pathlib.Path(work))
+            work = pathlib.Path(work)
+            row = run_engine_pair(pair, fault, engines, work) if pair["model"] == "engines" else run_pair(pair, fault, work)
             rows.append(row)
             lines.write(json.dumps(row) + "\n")
             lines.flush()
     return rows
+
+
+def engine_of(row):
+    """Of the faulty side."""
+    return row["sides"]["ab".index(row["fault"]["side"])].get("engine", "transformers")
+
+
+def engines_of(row):
+    return " and ".join(sorted(side.get("engine", "transformers") for side in row["sides"]))
 
 
 def summary(rows):
@@ -186,12 +257,12 @@ def summary(rows):
     faulty = [row for row in rows if row["fault"] is not None and row["changed"] > 0]
     by = {}
     for row in faulty:
-        for key in (f"kind {row['fault']['kind']}", f"place {row['fault']['name']}"):
+        for key in (f"kind {row['fault']['kind']}", f"place {row['fault']['name'].strip('*')}", f"engine {engine_of(row)}"):
             one = by.setdefault(key, {"pairs": 0, "right": 0})
             one["pairs"] += 1
             one["right"] += row["right"]
     return {
-        "clean": {"pairs": len(clean), "accused": sum(not row["right"] for row in clean), "calls": sum(row["judged"] for row in clean), "one_type": sum(row["sides"][0]["dtype"] == row["sides"][1]["dtype"] for row in clean)},
+        "clean": {"pairs": len(clean), "accused": sum(not row["right"] for row in clean), "calls": sum(row["judged"] for row in clean), "whole": sum(row["verdict"] == "within_rounding" for row in clean), "engines": dict(sorted(collections.Counter(map(engines_of, clean)).items())), "one_type": sum(row["sides"][0]["dtype"] == row["sides"][1]["dtype"] for row in clean)},
         "faulty": {"pairs": len(faulty), "right": sum(row["right"] for row in faulty), "side": sum(len(row["first"]) == 1 and row["first"][0]["side"] == row["fault"]["side"] for row in faulty), "unchanged": sum(row["fault"] is not None and row["changed"] == 0 for row in rows)},
         "by": dict(sorted(by.items())),
         "missed": [row for row in faulty if not row["right"]][:40],
@@ -202,6 +273,8 @@ def summary(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engines", type=pathlib.Path, help="traces of compare_engines.py")
     parser.add_argument("--clean", type=int, default=1000)
     parser.add_argument("--faulty", type=int, default=1200)
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -209,7 +282,7 @@ def main():
     parser.add_argument("--summary", type=pathlib.Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    made = summary(run(options.folder, options.clean, options.faulty, options.seconds, tuple(map(int, options.shard.split("/")))))
+    made = summary(run(options.folder, options.clean, options.faulty, options.seconds, tuple(map(int, options.shard.split("/"))), options.seed, options.engines))
     print(json.dumps({key: made[key] for key in ("clean", "faulty", "by")}, indent=1))
     if options.summary:
         options.summary.write_text(json.dumps(made, indent=1) + "\n")

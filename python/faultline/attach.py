@@ -125,6 +125,14 @@ def _named_modules(model: torch.nn.Module, *, remove_duplicate=True):
         yield ".".join(names), module
 
 
+def packed_weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """vLLM on a CPU: a linear's weight lives in a packed tensor or behind a handle to one, which only the closure that it calls knows.
+    Operators get these as arguments."""
+    cells = getattr(getattr(module, "cpu_linear", None), "__closure__", None) or ()
+    tensors = [getattr(cell.cell_contents, "handler_tensor", cell.cell_contents) for cell in cells]
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.numel() > 0]
+
+
 _WEIGHT, _NO_WEIGHT = re.compile(r"weight|proj|kernel|^[wv]\d*$"), re.compile(r"scale|zero|shape|bias|inv|idx|perm")
 
 

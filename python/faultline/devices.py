@@ -34,7 +34,7 @@ def record(run: Callable[[], object], folder: str | os.PathLike[str], *, model: 
     device = weights[0].device.type if weights else "cpu"
     header = {"engine": f"torch {torch.__version__}", "torch": torch.__version__, "device": device, "role": "script", "rank": 0, "world": 1, "tokenizer": ""}
     options = {"detail": "full", "most_bytes": _MOST_BYTES, "most_forwards": 0, "header": header}
-    handle = _OPS.trace_open(os.fspath(folder), json.dumps(options), weights, names)
+    handle = _OPS.trace_open(os.fspath(folder), json.dumps(options), weights, names, [], [])
     with torch.no_grad(), Attachment(model) if model is not None else contextlib.nullcontext():
         if not _OPS.trace_enter(handle, "whole", None, None, None):
             raise RuntimeError("another recording is under way on this thread; end it first")

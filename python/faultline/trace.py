@@ -23,7 +23,7 @@ import torch
 
 from faultline import armed, phases
 from faultline.after_import import after_import
-from faultline.attach import Attachment, _attached, _has_failed, _innermost, _kind_of_forward, _named_modules
+from faultline.attach import Attachment, _attached, _has_failed, _innermost, _kind_of_forward, _named_modules, packed_weights
 
 _OPS = torch.ops.faultline
 DETAILS = ("digest", "sample", "full")
@@ -47,13 +47,29 @@ def _parts(module) -> dict[str, list[int]] | None:
 _PART_NAMES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
+def _weight_before_packing(module) -> torch.Tensor | None:
+    """vLLM on a CPU: the weight as it was loaded."""
+    kept = vars(module).get("faultline_weight")
+    weight = getattr(module, "weight", None)
+    return kept if kept is not None else weight.detach() if isinstance(weight, torch.Tensor) and weight.numel() else None
+
+
+def _packed(model) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What products are given in place of a weight, and the weights."""
+    pairs = [(packed, original) for _, module in _named_modules(model) for packed in packed_weights(module) if (original := _weight_before_packing(module)) is not None]
+    return [packed for packed, _ in pairs], [original for _, original in pairs]
+
+
 def _weights(model) -> tuple[list[str], list[torch.Tensor]]:
-    """Parameters by name, fused ones by the names of their parts."""
+    """Parameters by name, fused ones by the names of their parts, packed ones as they were before."""
     names, tensors = [], []
     for path, module in _named_modules(model):
         last = path.split(".")[-1]
         sizes = _parts(module)
         for name, parameter in module.named_parameters(recurse=False):
+            if name == "weight" and not parameter.numel():
+                before = _weight_before_packing(module)
+                parameter = parameter if before is None else before
             around = path[: -len(last)]
             if last in _PART_NAMES and sizes and sum(sizes) == parameter.shape[0] and len(sizes) == len(_PART_NAMES[last]):
                 for part, piece in zip(_PART_NAMES[last], parameter.detach().split(sizes), strict=True):
@@ -83,6 +99,14 @@ def _given(arguments, keywords) -> tuple[Any, Any, Any]:
     return tuple(value if isinstance(value, torch.Tensor) and value.dim() <= 2 else None for value in (tokens, mask, positions))
 
 
+def _rows_within(hidden, arguments) -> tuple[int, int]:
+    """Which rows of the forward's result the first argument is, first and number; -1: copies of some."""
+    some = next((value for value in arguments if isinstance(value, torch.Tensor)), None)
+    if some is None or hidden is None or some.dim() != 2 or some.untyped_storage().data_ptr() != hidden.untyped_storage().data_ptr():
+        return -1, 0
+    return (some.data_ptr() - hidden.data_ptr()) // (hidden.stride(0) * hidden.element_size()), some.shape[0]
+
+
 class Trace:
     """A trace that is being recorded. Use trace(); it is also a context manager. `folder` is where it lies, `calls` how many operator
     calls it holds once it is closed."""
@@ -99,12 +123,12 @@ class Trace:
         device = weights[0].device.type if weights else "cpu"
         header = {"engine": _engine_of(_innermost(model)[0]), "torch": torch.__version__, "device": device, "role": role, "rank": rank, "world": world, "tokenizer": _tokenizer_digest(tokenizer)}
         options = {"detail": detail, "most_bytes": most_bytes, "most_forwards": most_forwards, "header": header}
-        self._handle = _OPS.trace_open(str(self.folder), json.dumps(options), weights, names)
+        self._handle = _OPS.trace_open(str(self.folder), json.dumps(options), weights, names, *_packed(model))
         known = any(_innermost(other.model)[0] is _innermost(model)[0] for other in _attached)
         self._attachment = None if known else Attachment(model)
         root = _innermost(model)[0]
         self._hooks = [root.register_forward_pre_hook(self._before, with_kwargs=True), root.register_forward_hook(self._after, always_call=True)]
-        self._depth, self._is_recording = 0, False
+        self._depth, self._is_recording, self._hidden = 0, False, None
         self._logits = self._watch_logits(root)
         _seen.update(id(module) for module in model.modules())
         _open.append(self)
@@ -120,6 +144,7 @@ class Trace:
     def _after(self, _module, _arguments, output):
         if torch.compiler.is_compiling():
             return
+        self._hidden = output if isinstance(output, torch.Tensor) else None
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._leave(failed=_has_failed(output))
@@ -137,7 +162,7 @@ class Trace:
 
         @functools.wraps(compute)
         def compute_logits(*arguments, **keywords):
-            self._is_recording = not _is_capturing() and _OPS.trace_go_on(self._handle)
+            self._is_recording = not _is_capturing() and _OPS.trace_go_on(self._handle, *_rows_within(self._hidden, arguments))
             try:
                 return compute(*arguments, **keywords)
             finally:
@@ -226,8 +251,8 @@ def _wrap_call(model_class) -> None:
     model_class.__call__ = call
 
 
-def begin(model: torch.nn.Module, *, role: str = "script", rank: int | None = None) -> Trace | None:
-    """The trace that FAULTLINE_TRACE asks for, of this process; None: not asked for."""
+def begin(model: torch.nn.Module, *, role: str = "script", rank: int | None = None, update: int = 0) -> Trace | None:
+    """The trace that FAULTLINE_TRACE asks for, of this process; None: not asked for. update: how often its weights were replaced."""
     folder = os.environ.get("FAULTLINE_TRACE")
     if not folder:
         return None
@@ -238,7 +263,7 @@ def begin(model: torch.nn.Module, *, role: str = "script", rank: int | None = No
     place = pathlib.Path(folder)
     is_launched = os.environ.get("FAULTLINE_TRACE_PROCESS") == str(os.getpid())
     if not is_launched or world > 1 or role != "script":
-        place = place / f"{re.sub('[^a-z0-9]+', '-', role)}-{rank}"
+        place = place / f"{re.sub('[^a-z0-9]+', '-', role)}-{rank}{f'-update-{update}' if update else ''}"
     if _open:
         place = place / f"model-{len(_open) + 1}"
     if not is_launched and (place / "header.json").exists():  # of another child

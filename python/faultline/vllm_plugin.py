@@ -15,7 +15,7 @@ import torch
 
 from faultline import armed, ascend, environment, phases, vllm_coverage, vllm_residuals, vllm_serving, vllm_updates
 from faultline.after_import import after_import
-from faultline.attach import _named_modules
+from faultline.attach import _named_modules, packed_weights
 from faultline.steps import CALL
 from faultline.norms import NormNoise
 from faultline.trace import begin as begin_trace
@@ -35,6 +35,7 @@ def register() -> None:
         _arm(own)
     if os.environ.get("FAULTLINE_TRACE"):  # around what the plan does there
         after_import("vllm.v1.worker.gpu_worker", lambda module: _trace_worker(module.Worker))
+        keep_originals()
 
 
 def _arm(own: environment.Armed) -> None:
@@ -71,17 +72,56 @@ def _keep_compiled_code_apart(config_class, own: environment.Armed) -> None:
 
 
 def _trace_worker(worker_class) -> None:
-    """Records the worker's model (trace.py). What is compiled shows only the places that the dispatcher sees, and a graph that is
-    replayed shows none: record with enforce_eager=True."""
-    load = worker_class.load_model
+    """Records the worker's model (trace.py) from its first request on: what an engine tries out before belongs to nobody. New weights
+    begin a new trace. What is compiled shows only the places that the dispatcher sees, and a graph that is replayed shows none."""
+    load, execute = worker_class.load_model, worker_class.execute_model
 
     @functools.wraps(load)
     def load_model(self, *arguments, **keywords):
         result = load(self, *arguments, **keywords)
-        begin_trace(self.model_runner.get_model(), role="vllm", rank=self.rank)
+        model = self.model_runner.get_model()
+        load_weights = model.load_weights
+
+        @functools.wraps(load_weights)
+        def new_weights(*arguments, **keywords):
+            if getattr(self, "faultline_trace", None) is not None:
+                self.faultline_trace.close()
+                self.faultline_trace, self.faultline_updates = None, getattr(self, "faultline_updates", 0) + 1
+            return load_weights(*arguments, **keywords)
+
+        model.load_weights = new_weights
         return result
 
-    worker_class.load_model = load_model
+    @functools.wraps(execute)
+    def execute_model(self, *arguments, **keywords):
+        if getattr(self, "faultline_trace", None) is None:
+            model = self.model_runner.get_model()
+            name_packed(model)
+            self.faultline_trace = begin_trace(model, role="vllm", rank=self.rank, update=getattr(self, "faultline_updates", 0))
+        return execute(self, *arguments, **keywords)
+
+    worker_class.load_model, worker_class.execute_model = load_model, execute_model
+
+
+def keep_originals() -> None:
+    """A CPU's linears pack their weight and drop it. A trace needs it as it was: before an engine loads its model."""
+    after_import("vllm.model_executor.layers.linear", lambda module: _keep_original(module.UnquantizedLinearMethod))
+    after_import("vllm.model_executor.layers.vocab_parallel_embedding", lambda module: _keep_original(module.UnquantizedEmbeddingMethod))
+
+
+def _keep_original(method_class) -> None:
+    process = method_class.process_weights_after_loading
+
+    @functools.wraps(process)
+    def process_weights_after_loading(self, layer):
+        weight = getattr(layer, "weight", None)
+        kept = weight.detach() if isinstance(weight, torch.Tensor) and weight.device.type == "cpu" and weight.numel() else None
+        result = process(self, layer)
+        if kept is not None and layer.weight.numel() == 0:
+            vars(layer)["faultline_weight"] = kept
+        return result
+
+    method_class.process_weights_after_loading = process_weights_after_loading
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------
@@ -131,23 +171,17 @@ def _know(model: torch.nn.Module, own: environment.Armed, *, is_eager: bool) -> 
     """-> the noise on its norms, where the recipe asks for it"""
     phases.know(model, is_eager=is_eager, counts_forwards=False)
     vllm_residuals.join(model)
-    _register_packed(model)
+    name_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
     return NormNoise(model, recipe, own) if _OPS.has_aqn(recipe, []) else None
 
 
-def _register_packed(model: torch.nn.Module) -> int:
-    """On a CPU a linear's weight lives in a packed tensor or behind a handle to one, which only the closure that vLLM calls
-    knows. Operators get these as arguments, so their storages name the module. -> how many were found"""
-    found = 0
-    for path, module in _named_modules(model):
-        call = getattr(module, "cpu_linear", None)
-        for cell in getattr(call, "__closure__", None) or ():
-            tensor = getattr(cell.cell_contents, "handler_tensor", cell.cell_contents)
-            if isinstance(tensor, torch.Tensor) and tensor.numel() > 0:
-                _OPS.register_parameter(tensor, path)
-                found += 1
-    return found
+def name_packed(model: torch.nn.Module) -> int:
+    """Packed weights name their modules. -> how many were found"""
+    found = [(tensor, path) for path, module in _named_modules(model) for tensor in packed_weights(module)]
+    for tensor, path in found:
+        _OPS.register_parameter(tensor, path)
+    return len(found)
 
 
 def _register_weights(model: torch.nn.Module) -> None:
@@ -155,5 +189,5 @@ def _register_weights(model: torch.nn.Module) -> None:
     for path, module in _named_modules(model):
         for parameter in module.parameters(recurse=False):
             _OPS.register_parameter(parameter, path)
-    _register_packed(model)
+    name_packed(model)
     _OPS.weights_changed()

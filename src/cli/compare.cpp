@@ -18,6 +18,7 @@
 
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "lab/injection.h"
 
 namespace faultline::cli {
 namespace {
@@ -58,6 +59,8 @@ ExitCode record(const CompareOptions& options, const Globals& globals) {
     throw UsageError("--record: --a is a trace already; give a device, as cpu or cuda");
   diagnose::TraceOptions trace;
   trace.detail = diagnose::detail_by_name(options.detail);
+  const std::vector<numeric::Rule> rules = read_faults(options.faults);
+  refuse_invisible(rules, options);
   diagnose::Side side;
   at::Tensor tokens;
   lab::LoadedModel loaded = load_side(options, side, tokens);
@@ -65,15 +68,30 @@ ExitCode record(const CompareOptions& options, const Globals& globals) {
   trace.header["device"] = c10::DeviceTypeName(side.device.type(), /*lower_case=*/true);
   trace.header["tokenizer"] = diagnose::tokens_digest(loaded.tokenizer.encode(diagnose::kProbeText, false));
   trace.weights = diagnose::weights_of(*loaded.model);
+  std::unique_ptr<lab::Injection> injection;
+  if (!rules.empty()) {
+    recipe::PlanSpec plan = recipe::read_plan_spec(recipe::recipe_of_rules(rules, globals.seed()));
+    injection = std::make_unique<lab::Injection>(std::move(plan), *loaded.model, site::Phase::kDiagnose, 1);
+    injection->arm();
+  }
   diagnose::TraceWriter writer(options.record, std::move(trace));
   diagnose::trace_forward(*loaded.model, tokens, writer);
   writer.finish();
+  Json json = {{"command", "compare"}, {"recorded", writer.calls()}, {"trace", options.record}};
+  std::vector<Complaint> complaints;
+  if (injection) {
+    lab::Injection::Proof proof = injection->finish();
+    json["evidence"] = proof.report, json["complaints"] = to_json(proof.complaints);
+    complaints = std::move(proof.complaints);
+  }
   if (globals.json)
-    print_json({{"command", "compare"}, {"recorded", writer.calls()}, {"trace", options.record}});
+    print_json(json);
+  else if (!complaints.empty())
+    print(styled(Style::kBad, "evidence missing: ") + joined_sentences(complaints) + "\n");
   else
     print(fmt::format("{} calls recorded; beside another trace: faultline compare --a {} --b TRACE\n", writer.calls(),
                       options.record));
-  return ExitCode::kOk;
+  return complaints.empty() ? ExitCode::kOk : ExitCode::kEvidence;
 }
 
 std::string where_of(const diagnose::Profile& profile) {
@@ -91,19 +109,16 @@ void write_findings(const diagnose::Divergence& found, const Json& json, const C
   const std::filesystem::path folder = options.out;
   std::filesystem::create_directories(folder);
   write_file(folder / "comparison.json", json.dump(1) + "\n");
-  std::string recipe =
-      fmt::format("# what was measured between {} and {}\nmodel: {}\nfaults:\n", options.a, options.b, options.model);
   const bool any_wrong = !found.first.empty();
-  std::size_t rules = 0;
+  std::vector<diagnose::ProfileRule> rules;
   for (const diagnose::Profile& profile : found.profiles) {
     if ((any_wrong && profile.place.empty()) || (profile.place.empty() && profile.family.empty())) continue;
-    const std::string name = profile.place.empty() ? profile.family : fmt::format("wrong-{}", rules + 1);
-    ++rules;
-    write_file(folder / (name + ".json"), profile.json(dtype).dump(2) + "\n");
-    recipe += fmt::format("  - name: {}\n    where: {}\n    what: {{kind: profile, file: '{}'}}\n", name,
-                          where_of(profile), (folder / (name + ".json")).string());
+    rules.push_back({profile.place.empty() ? profile.family : fmt::format("wrong-{}", rules.size() + 1),
+                     where_of(profile), fmt::format("noise to signal {:.3g}", profile.errors.noise_to_signal),
+                     profile.errors});
   }
-  if (rules > 0) write_file(folder / "recipe.yaml", recipe);
+  const std::string title = fmt::format("what was measured between {} and {}", options.a, options.b);
+  diagnose::write_profile_rules(folder, title, options.model, dtype, rules);
 }
 
 std::string percent_or_dash(double value) { return std::isfinite(value) ? fmt::format("{:.3g}", value) : "–"; }
@@ -144,6 +159,7 @@ ExitCode compare_two_traces(const CompareOptions& options, const Globals& global
 
 ExitCode compare(const CompareOptions& options, const Globals& globals) {
   if (!options.record.empty()) return record(options, globals);
+  if (!options.faults.empty()) throw UsageError("--fault: is of --record DIR; without it nothing is run with a fault");
   const bool second_is_trace = diagnose::is_trace(options.b);
   if (second_is_trace && diagnose::is_trace(options.a)) return compare_two_traces(options, globals);
   if (second_is_trace)
@@ -171,9 +187,9 @@ ExitCode compare(const CompareOptions& options, const Globals& globals) {
   }
   std::vector<std::vector<std::string>> rows = {{"operator", "calls", "equal", "noise to signal", "mean", "worst"}};
   for (const diagnose::Difference& one : comparison.operators) {
-    rows.push_back({one.operation, fmt::format("{}", one.calls), fmt::format("{:.2f} %", 100 * one.share_equal),
-                    fmt::format("{:.3g}", one.noise_to_signal), fmt::format("{:.2g}", one.mean),
-                    fmt::format("{:.3g}", one.worst)});
+    rows.push_back({one.operation, fmt::format("{}", one.calls), fmt::format("{:.2f} %", 100 * one.errors.share_equal),
+                    fmt::format("{:.3g}", one.errors.noise_to_signal), fmt::format("{:.2g}", one.errors.mean),
+                    fmt::format("{:.3g}", one.errors.worst)});
   }
   print(table(rows));
   for (const std::string& sentence : comparison.not_compared) print("not compared: " + sentence + "\n");
@@ -200,11 +216,12 @@ void add_compare(CLI::App& app, const Globals& globals, Run& run) {
       ->group("Output")
       ->type_name("DETAIL")
       ->capture_default_str();
+  add_fault_option(*command, *options, "of --record: a fault to record --a with; may be repeated");
   command->add_option("--out", options->out, "write profiles and a recipe that re-creates them into this folder")
       ->group("Output")
       ->type_name("DIR");
   command->footer(
-      "Exit status of two traces: 0 within rounding, 1 an operator is wrong, 3 nothing could be judged.\n\n"
+      "Exit status of two traces: 0 within rounding, 1 an operator is wrong, 3 not everything could be judged.\n\n"
       "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n  faultline "
       "compare --a cuda --record h200\n  faultline compare --a h200 --b cpu\n  "
       "faultline compare --a h200 --b vllm-trace --out findings\n\nGlobal "

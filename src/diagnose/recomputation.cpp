@@ -59,6 +59,21 @@ std::optional<NormArguments> norm_arguments(const std::string& name) {
 
 }  // namespace
 
+std::optional<ProductArguments> product_arguments(const RecordedCall& call) {
+  if (call.name == "aten::mm") return ProductArguments{0, 1, true};
+  if (call.name == "aten::addmm") return ProductArguments{1, 2, true, 0};
+  if (call.name == "aten::_scaled_mm") return ProductArguments{0, 1, true, 4, 2};
+  if (call.name == "faultline::few_rows_linear") return ProductArguments{0, 1, false, 2};
+  if (call.name == "_C::onednn_mm") return ProductArguments{1, 3, false, 2};  // into its first argument
+  if (call.name == "_C::weight_packed_linear")                                // later ones write into their first
+    return call.arguments.size() == 4 ? ProductArguments{0, 1, false, 2} : ProductArguments{1, 2, false, 3};
+  return std::nullopt;
+}
+
+bool is_paged_attention(std::string_view name) {
+  return name == "_C::cpu_attention_with_kv_cache" || name == "_vllm_fa3_C::fwd" || name == "_vllm_fa2_C::varlen_fwd";
+}
+
 int64_t argument_index(const RecordedCall& call, std::string_view name) {
   if (!call.op) return -1;
   const auto& arguments = call.op->schema().arguments();
@@ -94,14 +109,17 @@ Observation Recomputation::compare_in_range(const char* operation, const Recorde
   return observation;
 }
 
-void Recomputation::check_product(const RecordedCall& call, std::size_t x, std::size_t weight, bool transposed,
-                                  const at::Tensor& bias, std::vector<Observation>& observations) {
-  at::Tensor stored = call.tensor(weight);
-  if (transposed && stored.dim() == 2) stored = stored.t();
-  const at::Tensor given = wide(flat(call.tensor(x)));
+void Recomputation::check_product(const RecordedCall& call, const ProductArguments& where,
+                                  std::vector<Observation>& observations) {
+  at::Tensor stored = call.tensor(where.weight);
+  if (where.transposed && stored.dim() == 2) stored = stored.t();
+  const at::Tensor given = wide(flat(call.tensor(where.x)));
   const Kept w = wide_weight(stored);
   at::Tensor exact = given.mm(w.wide.t());
-  if (bias.defined()) exact = exact + wide(bias);
+  if (where.bias >= 0)
+    if (const at::Tensor bias = optional_tensor(call.arguments.at(static_cast<std::size_t>(where.bias)));
+        bias.defined())
+      exact = exact + wide(bias);
   const at::Tensor& y = call.results[0];
   const ProductBound bound = product_bound(given, w.norms, exact, y.scalar_type(), call.machine.value_or(y.device()));
   observations.push_back(compare_in_range("linear", call, 0, exact, bound.tolerance, bound.sizes));
@@ -186,6 +204,36 @@ void Recomputation::check_rotary(const RecordedCall& call, std::vector<Observati
   observations.push_back(compare_in_range("rotary", call, 0, exact, tolerance, size));
 }
 
+// vLLM's: queries and keys in place; the table holds cosines and sines of a position in one row. Products with them are
+// rounded where a kernel computes in the type of its tensors.
+void Recomputation::check_turned(const RecordedCall& call, std::vector<Observation>& observations) const {
+  const at::Tensor table = wide(call.tensor(4)).index_select(0, call.tensor(0).reshape(-1).to(device, at::kLong));
+  const int64_t head = call.arguments.at(3).toInt(), half = table.size(1) / 2, turned = 2 * half;
+  const bool is_neox = call.arguments.at(5).toBool();  // else neighbours are turned
+  const at::Tensor cos = table.narrow(1, 0, half).unsqueeze(1), sin = table.narrow(1, half, half).unsqueeze(1);
+  for (std::size_t i = 0; i < call.results.size(); ++i) {
+    const at::Tensor& given = call.tensor(1 + i);
+    const at::Tensor x = wide(given).reshape({table.size(0), -1, head});  // (N, heads, D)
+    const at::Tensor pairs = x.narrow(2, 0, turned);
+    const at::Tensor a = is_neox ? pairs.narrow(2, 0, half) : pairs.slice(2, 0, turned, 2);
+    const at::Tensor b = is_neox ? pairs.narrow(2, half, half) : pairs.slice(2, 1, turned, 2);
+    const auto joined = [&](const at::Tensor& first, const at::Tensor& second, const at::Tensor& rest) {
+      const at::Tensor both = is_neox ? at::cat({first, second}, 2) : at::stack({first, second}, 3).flatten(2);
+      return at::cat({both, rest}, 2).reshape(given.sizes());
+    };
+    const at::Tensor rest = x.narrow(2, turned, head - turned), none = at::zeros_like(rest);
+    const at::Tensor exact = joined(a * cos - b * sin, b * cos + a * sin, rest);
+    const at::ScalarType dtype = call.results[i].scalar_type();
+    const auto rounded = [&](const at::Tensor& y) { return half_ulp(y, dtype); };
+    const at::Tensor steps = joined(rounded(a * cos) + rounded(b * sin), rounded(b * cos) + rounded(a * sin), none);
+    const at::Tensor size = joined(a.abs() + b.abs(), a.abs() + b.abs(), none);
+    // a wide table is rounded first
+    const double table_share = call.tensor(4).scalar_type() == dtype ? 0 : std::ldexp(1.0, -mantissa_bits(dtype) - 1);
+    const at::Tensor tolerance = half_ulp(exact, dtype) * 1.001 + steps + size * (table_share + 0x1p-22) + kFlushed;
+    observations.push_back(compare_in_range("rotary", call, i, exact, tolerance, size));
+  }
+}
+
 void Recomputation::check_attention(const RecordedCall& call, std::vector<Observation>& observations) const {
   const at::Tensor q = wide(call.tensor(0));                 // (B, H, T, D)
   const auto for_each_head = [&](const at::Tensor& given) {  // a kernel may share a key/value head among a group
@@ -193,7 +241,9 @@ void Recomputation::check_attention(const RecordedCall& call, std::vector<Observ
     return states.size(1) == q.size(1) ? states : states.repeat_interleave(q.size(1) / states.size(1), 1);
   };
   const at::Tensor k = for_each_head(call.tensor(1)), v = for_each_head(call.tensor(2));
-  const int64_t causal = argument_index(call, "is_causal"), scaled = argument_index(call, "scale");
+  const bool is_paged = is_paged_attention(call.name);  // {q, k, v, mask, scale}
+  const int64_t causal = is_paged ? -1 : argument_index(call, "is_causal");
+  const int64_t scaled = is_paged ? 4 : argument_index(call, "scale");
   const double size = static_cast<double>(q.size(-1));
   double scale = 1 / std::sqrt(size);
   if (scaled >= 0 && !call.arguments[static_cast<std::size_t>(scaled)].isNone())
@@ -205,12 +255,13 @@ void Recomputation::check_attention(const RecordedCall& call, std::vector<Observ
     scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
   }
   for (const char* name : {"attn_mask", "attn_bias"}) {
-    const at::Tensor mask = optional_argument(call, name);
+    const at::Tensor mask = is_paged ? call.tensor(3) : optional_argument(call, name);
     if (!mask.defined()) continue;
     if (mask.scalar_type() == at::kBool)
       scores = scores.masked_fill(mask.to(device).logical_not(), -std::numeric_limits<double>::infinity());
     else
       scores = scores + wide(mask);
+    if (is_paged) break;
   }
   const at::Tensor chances = at::softmax(scores, -1);
   const at::Tensor exact = at::matmul(chances, v), weight = at::matmul(chances, v.abs());
@@ -274,23 +325,21 @@ Checked Recomputation::check(const RecordedCall& call, std::vector<Observation>&
   }
   if (!reads_numbers(call)) return Checked::kNothingToCheck;  // makes a tensor, or counts
   const std::string& name = call.name;
-  if (name == "faultline::few_rows_linear") {
-    check_product(call, 0, 1, false, optional_tensor(call.arguments.at(2)), observations);
-  } else if (name == "aten::mm") {
-    check_product(call, 0, 1, true, {}, observations);
-  } else if (name == "aten::addmm") {
-    check_product(call, 1, 2, true, call.tensor(0), observations);
+  if (name == "aten::_scaled_mm") {
+    check_scaled_product(call, observations);
+  } else if (const auto product = product_arguments(call)) {
+    check_product(call, *product, observations);
   } else if (name == "aten::bmm") {
     check_matrices(call, observations);
-  } else if (name == "aten::_scaled_mm") {
-    check_scaled_product(call, observations);
   } else if (norm_arguments(name)) {
     check_norm(call, observations);
   } else if (name == "faultline::swiglu" || name == "_C::silu_and_mul") {
     check_activation(call, observations);
   } else if (name == "faultline::rotary") {
     check_rotary(call, observations);
-  } else if (name.starts_with("aten::_scaled_dot_product_")) {
+  } else if (name == "_C::rotary_embedding") {
+    check_turned(call, observations);
+  } else if (name.starts_with("aten::_scaled_dot_product_") || (is_paged_attention(name) && !call.op)) {
     check_attention(call, observations);
   } else if (name == "aten::add" && call.arguments.at(1).isTensor() && call.tensor(1).defined()) {
     check_sum(call, observations);

@@ -8,6 +8,18 @@
 
 namespace faultline::diagnose {
 
+// Where a product's arguments stand, of torch, of ours and of vLLM's packed ones; their weight is a matrix only where a
+// recording has put it back (compare/packed.h).
+struct ProductArguments {
+  std::size_t x, weight;
+  bool transposed;      // the weight is (K, N)
+  int64_t bias = -1;    // none
+  int64_t scales = -1;  // of fp8: x's, and the weight's behind it
+};
+std::optional<ProductArguments> product_arguments(const RecordedCall& call);
+// Attention over pages; a recording keeps it as {q, k, v, mask, scale}, without an operator to call.
+bool is_paged_attention(std::string_view name);
+
 enum class Checked { kYes, kNothingToCheck, kNoReference };
 
 struct Recomputation {
@@ -23,14 +35,14 @@ struct Recomputation {
   };
   at::Tensor wide(const at::Tensor& x) const { return x.to(device).to(at::kDouble); }
   Kept wide_weight(const at::Tensor& weight);
-  void check_product(const RecordedCall& call, std::size_t x, std::size_t weight, bool transposed,
-                     const at::Tensor& bias, std::vector<Observation>& observations);
+  void check_product(const RecordedCall& call, const ProductArguments& where, std::vector<Observation>& observations);
   void check_matrices(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_scaled_product(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_norm(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_sum(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_activation(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_rotary(const RecordedCall& call, std::vector<Observation>& observations) const;
+  void check_turned(const RecordedCall& call, std::vector<Observation>& observations) const;
   void check_attention(const RecordedCall& call, std::vector<Observation>& observations) const;
   bool check_movement(const RecordedCall& call, std::vector<Observation>& observations) const;
   bool check_elementwise(const RecordedCall& call, std::vector<Observation>& observations) const;

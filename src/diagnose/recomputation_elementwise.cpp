@@ -21,6 +21,8 @@ std::optional<Arithmetic> arithmetic_of(std::string_view name) {
                                                                {"aten::masked_fill", Arithmetic::kExact},
                                                                {"aten::maximum", Arithmetic::kExact},
                                                                {"aten::minimum", Arithmetic::kExact},
+                                                               {"aten::amax", Arithmetic::kExact},
+                                                               {"aten::clamp_min", Arithmetic::kExact},
                                                                {"aten::add", Arithmetic::kRounded},
                                                                {"aten::sub", Arithmetic::kRounded},
                                                                {"aten::rsub", Arithmetic::kRounded},

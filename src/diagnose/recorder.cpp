@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "site/backend.h"
@@ -28,8 +29,17 @@ const OperatorFacts& facts_of(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i)
     if (const auto* alias = arguments[i].alias_info(); alias != nullptr && alias->isWrite()) facts.written.push_back(i);
+  std::stable_partition(facts.written.begin(), facts.written.end(),
+                        [&](std::size_t i) { return arguments[i].name().starts_with("out"); });
   const auto& returns = op.schema().returns();
+  // Some kernels of vLLM's claim to write into what they only read.
+  const bool gives_new = !returns.empty() && returns[0].alias_info() == nullptr;
+  if (gives_new && !facts.written.empty() && !arguments[facts.written[0]].name().starts_with("out"))
+    facts.written.clear();
   facts.is_view = facts.written.empty() && !returns.empty() && returns[0].alias_info() != nullptr;
+  facts.is_cache_write = facts.name.find("reshape_and_cache") != std::string::npos;
+  facts.is_wrapper = facts.name.starts_with("vllm::");
+  facts.is_leaf = facts.name.starts_with("_C") || facts.name.starts_with("_vllm");
   return known.emplace(op, std::move(facts)).first->second;
 }
 
@@ -51,13 +61,14 @@ uint64_t writes_into(const RecordedCall& call) {
 
 void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordKey);
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(site::backend_key(below))) {
+  const OperatorFacts& facts = facts_of(op);
+  const bool has_parts = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                         !op.hasKernelForDispatchKey(site::backend_key(below));
+  if (facts.is_wrapper || (has_parts && !facts.is_leaf)) {
     op.redispatchBoxed(below, stack);  // its parts are recorded
     return;
   }
   CallSink* taker = sink;
-  const OperatorFacts& facts = facts_of(op);
   const c10::impl::ExcludeDispatchKeyGuard guard(kRecordKey);
   if (taker == nullptr || !taker->wants(facts)) {
     op.redispatchBoxed(below, stack);
@@ -70,6 +81,7 @@ void record_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   std::vector<at::Tensor> tensors, written;
   for (const c10::IValue& value : call.arguments) tap::collect_tensors(value, tensors);
   for (const std::size_t i : facts.written) {
+    if (facts.is_cache_write) continue;
     tap::collect_tensors(call.arguments[i], written);
     call.arguments[i] = copied(call.arguments[i]);
   }

@@ -32,8 +32,11 @@ struct RecordedCall {
 // What is known of an operator before it is called.
 struct OperatorFacts {
   std::string name, overload, family;  // "aten::mm", "", "matmul"
-  std::vector<std::size_t> written;    // arguments that it writes into
+  std::vector<std::size_t> written;    // arguments that it writes into, what is called its output first
   bool is_view = false;
+  bool is_cache_write = false;  // into pages of keys and values: what it writes into is not copied and is no result
+  bool is_wrapper = false;      // a function that a library registered around its operators, which are recorded
+  bool is_leaf = false;         // a kernel of a library for every backend, and no sum of torch's operators
 };
 
 // Who takes the calls. Calls that are not wanted run as if nobody recorded.

@@ -20,9 +20,10 @@ Handles<diagnose::TraceWriter>& traces() {
 
 thread_local std::unique_ptr<diagnose::Recording> recording;
 
-// options: {"detail", "most_bytes", "most_forwards", "header"}; names: of the weights.
+// options: {"detail", "most_bytes", "most_forwards", "header"}; names: of the weights. packed, originals: what products
+// are given in place of a weight, and the weight as it was.
 int64_t op_trace_open(const std::string& folder, const std::string& options, at::TensorList weights,
-                      at::ArrayRef<std::string> names) {
+                      at::ArrayRef<std::string> names, at::TensorList packed, at::TensorList originals) {
   return site::translated([&] {
     const Json given = parse_json_text(options, "options");
     diagnose::TraceOptions how;
@@ -36,6 +37,8 @@ int64_t op_trace_open(const std::string& folder, const std::string& options, at:
     }
     FL_ASSERT(names.size() == weights.size());
     for (std::size_t i = 0; i < names.size(); ++i) how.weights.push_back({names[i], weights[i].detach()});
+    FL_ASSERT(packed.size() == originals.size());
+    for (std::size_t i = 0; i < packed.size(); ++i) how.packed.push_back({packed[i], originals[i].detach()});
     auto writer = std::make_shared<diagnose::TraceWriter>(folder, std::move(how));
     return traces().add(std::move(writer));
   });
@@ -54,12 +57,13 @@ bool op_trace_enter(int64_t handle, const std::string& kind, const std::optional
   });
 }
 
-// What runs apart from the model's forward and belongs to it: vLLM's logits.
-bool op_trace_go_on(int64_t handle) {
+// What runs apart from the model's forward and belongs to it: vLLM's logits, of so many of its rows from the first one
+// on.
+bool op_trace_go_on(int64_t handle, int64_t first_row, int64_t rows) {
   return site::translated([&] {
     if (recording) return false;
     const auto writer = traces().find(handle);
-    if (!writer->go_on_with_forward()) return false;
+    if (!writer->go_on_with_forward(first_row, rows)) return false;
     recording = std::make_unique<diagnose::Recording>(*writer);
     return true;
   });
@@ -95,9 +99,11 @@ std::string op_trace_tokens_digest(at::IntArrayRef tokens) { return diagnose::to
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(faultline, m) {
-  m.def("trace_open(str folder, str options, Tensor[] weights, str[] names) -> int", op_trace_open);
+  m.def(
+      "trace_open(str folder, str options, Tensor[] weights, str[] names, Tensor[] packed, Tensor[] originals) -> int",
+      op_trace_open);
   m.def("trace_enter(int trace, str kind, Tensor? tokens, Tensor? mask, Tensor? positions) -> bool", op_trace_enter);
-  m.def("trace_go_on(int trace) -> bool", op_trace_go_on);
+  m.def("trace_go_on(int trace, int first_row, int rows) -> bool", op_trace_go_on);
   m.def("trace_leave(int trace) -> ()", op_trace_leave);
   m.def("trace_close(int trace) -> int", op_trace_close);
   m.def("trace_compare(str a, str b) -> str", op_trace_compare);

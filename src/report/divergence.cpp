@@ -88,9 +88,23 @@ Html sides(const Json& document) {
     const Json& one = at(document, side);
     rows.push_back({side, string(one, "trace"), string(one, "engine"), string(one, "device"), string(one, "dtype"),
                     string(one, "detail"), number_cell(number_text(number(one, "judged"))),
+                    number_cell(percent_text(number(one, "share_judged").value_or(0))),
                     number_cell(number_text(number(one, "elements")))});
   }
-  return table({"side", "trace", "engine", "device", "type", "detail", "calls judged", "numbers judged"}, rows);
+  return table(
+      {"side", "trace", "engine", "device", "type", "detail", "calls judged", "of all that compute", "numbers judged"},
+      rows);
+}
+
+// A fault there is not seen.
+Html not_judged(const Json& document) {
+  std::vector<std::vector<Cell>> rows;
+  for (const char* side : {"a", "b"})
+    for (const auto& [operation, count] : fields(at(at(document, side), "not_judged")).items())
+      rows.push_back({side, operation, shown(count)});
+  Html out;
+  for (const Json& sentence : items(at(document, "unseen"))) out += paragraph(text(shown(sentence)), "note");
+  return rows.empty() ? out : out + table({"side", "operator", "calls"}, rows);
 }
 
 Html sentences(const Json& list) {
@@ -114,6 +128,8 @@ Story divergence_story(const LoadedRecord& record) {
       "nobody.");
   story.sections.push_back({"Sides", sides(document)});
   story.sections.push_back({"Wrong operators", wrong_table(document)});
+  if (Html missing = not_judged(document); !missing.empty())
+    story.sections.push_back({"What was not judged", std::move(missing)});
   story.sections.push_back(
       {"Growth of the difference", growth(at(document, "places")) + place_table(at(document, "places"))});
   if (number(at(document, "tokens"), "tokens").value_or(0) > 0)

@@ -18,38 +18,6 @@
 namespace faultline::diagnose {
 namespace {
 
-// A rule that changes nothing in a forward like the recorded one fails its run.
-constexpr double kFewestUnequal = 64;
-
-// Note [A profile keeps the error's energy]
-// Where a result is near zero, its relative error can be anything: an error of a sum of products has the size of what
-// was added, not of what came out. Drawn as they are, such relative errors would strike large results too, and one in a
-// million would outweigh all others. So an element's error counts with the weight x^2 / (sum of its row's x^2): a fault
-// y = x (1 + e) with e drawn from that distribution makes of every row the measured ratio of error to signal,
-// E[sum (e x)^2] = sum x^2 E[e^2]. Tails are followed to one in 2^20, doubling, and what interpolation between the
-// knots adds is taken out again: the profile's second moment is the measured one.
-std::vector<double> knots() {
-  std::vector<double> low, all;
-  for (int power = 20; power >= 3; --power) low.push_back(std::ldexp(1.0, -power));
-  all.push_back(0);
-  all.insert(all.end(), low.begin(), low.end());
-  for (const double middle : {0.25, 0.375, 0.5, 0.625, 0.75}) all.push_back(middle);
-  for (auto p = low.rbegin(); p != low.rend(); ++p) all.push_back(1 - *p);
-  all.push_back(1);
-  return all;
-}
-
-// E[e^2] of straight lines between the knots.
-double second_moment(const std::vector<std::pair<double, double>>& quantiles) {
-  double sum = 0;
-  for (std::size_t i = 1; i < quantiles.size(); ++i) {
-    const auto [p0, a] = quantiles[i - 1];
-    const auto [p1, b] = quantiles[i];
-    sum += (p1 - p0) * (a * a + a * b + b * b) / 3;
-  }
-  return sum;
-}
-
 at::Tensor moved(const at::Tensor& x, const Side& side) {
   if (!x.defined()) return x;
   // Norm weights and angles are fp32 on every machine; what computes in 16 bits is what changes its type.
@@ -79,67 +47,25 @@ at::Tensor run_again(const RecordedCall& call, const Side& side) {
   return stack.at(0).toTensor();
 }
 
-// Of elements whose relative error is known: fp64, flat. Weights of a row add up to one.
-struct Errors {
-  at::Tensor relative, weight;
-  double rows = 0;
-};
-
-struct Gathered {
-  int64_t calls = 0;
-  double rows = 0;
-  std::vector<at::Tensor> errors, weights;
-
-  Difference measured(const std::string& operation, int64_t layer) const {
-    Difference difference;
-    difference.operation = operation, difference.layer = layer, difference.calls = calls;
-    difference.family = std::string(tap::family_of(operation));
-    const at::Tensor all = at::cat(errors), weight = at::cat(weights), differs = all.ne(0);
-    const at::Tensor unequal = all.masked_select(differs);
-    difference.elements = all.numel();
-    difference.share_equal = 1 - static_cast<double>(unequal.numel()) / static_cast<double>(all.numel());
-    difference.mean = all.mean().item<double>();
-    difference.rms = all.square().mean().sqrt().item<double>();
-    if (unequal.numel() == 0) return difference;
-    difference.worst = unequal.abs().max().item<double>();
-    const double energy = all.square().mul_(weight).sum().item<double>() / rows;
-    difference.noise_to_signal = std::sqrt(energy);
-    const auto [sorted, order] = unequal.sort();
-    const at::Tensor reached = weight.masked_select(differs).index_select(0, order).cumsum(0);
-    const double share = reached[-1].item<double>() / rows;  // of the energy of a row that is not equal
-    if (share == 0) return difference;
-    difference.profile.share_equal = std::max(0.0, 1 - share);
-    for (const double p : knots()) {
-      const double within = std::clamp(p, 0x1p-21, 1 - 0x1p-21);
-      const int64_t at = at::searchsorted(reached, within * reached[-1].item<double>()).item<int64_t>();
-      difference.profile.quantiles.emplace_back(p, sorted[std::min(at, sorted.numel() - 1)].item<double>());
-    }
-    const double scale = std::sqrt(energy / share / second_moment(difference.profile.quantiles));
-    for (auto& [p, error] : difference.profile.quantiles) error *= scale;
-    return difference;
-  }
-};
-
-Errors errors_of(const at::Tensor& first, const at::Tensor& second) {
-  const at::Tensor a = first.to(at::kDouble).reshape({-1, first.dim() == 0 ? 1 : first.size(-1)}).cpu();
-  const at::Tensor b = second.to(first.scalar_type()).to(at::kDouble).reshape(a.sizes()).cpu();
-  const at::Tensor known = a.isfinite().logical_and_(b.isfinite()).logical_and_(a.ne(0));
-  const at::Tensor square = at::where(known, a.square(), 0.0), energy = square.sum(1, true);
-  return {((b - a) / a).masked_select(known), (square / energy).masked_select(known),
-          static_cast<double>(energy.gt(0).sum().item<int64_t>())};
-}
-
 struct Gathering {
-  std::map<std::string, Gathered> whole;
-  std::map<std::pair<std::string, int64_t>, Gathered> by_layer;
+  struct One {
+    int64_t calls = 0;
+    ErrorGathering errors;
+
+    Difference measured(const std::string& operation, int64_t layer) const {
+      return {operation, std::string(tap::family_of(operation)), layer, calls, errors.measured()};
+    }
+  };
+  std::map<std::string, One> whole;
+  std::map<std::pair<std::string, int64_t>, One> by_layer;
 
   void add(const RecordedCall& call, const at::Tensor& other) {
     if (other.numel() == 0) return;
-    const Errors errors = errors_of(call.results[0], other);
-    if (errors.relative.numel() == 0) return;
-    for (Gathered* one : {&whole[call.name], &by_layer[{call.name, site::place_of(call.place).layer}]}) {
-      ++one->calls, one->rows += errors.rows;
-      one->errors.push_back(errors.relative), one->weights.push_back(errors.weight);
+    One one;
+    if (!one.errors.add(call.results[0], other)) return;
+    for (One* all : {&whole[call.name], &by_layer[{call.name, site::place_of(call.place).layer}]}) {
+      ++all->calls;
+      all->errors.add(one.errors);
     }
   }
 
@@ -148,7 +74,7 @@ struct Gathering {
     for (const auto& [name, one] : whole) comparison.operators.push_back(one.measured(name, -1));
     for (const auto& [key, one] : by_layer) comparison.layers.push_back(one.measured(key.first, key.second));
     std::stable_sort(comparison.operators.begin(), comparison.operators.end(),
-                     [](const auto& a, const auto& b) { return a.noise_to_signal > b.noise_to_signal; });
+                     [](const auto& a, const auto& b) { return a.errors.noise_to_signal > b.errors.noise_to_signal; });
     comparison.not_compared = std::move(not_compared);
     return comparison;
   }
@@ -240,12 +166,12 @@ Json to_json(const Difference& difference) {
           {"family", difference.family},
           {"layer", difference.layer},
           {"calls", difference.calls},
-          {"elements", difference.elements},
-          {"share_equal", difference.share_equal},
-          {"noise_to_signal", difference.noise_to_signal},
-          {"mean", difference.mean},
-          {"rms", difference.rms},
-          {"worst", difference.worst}};
+          {"elements", difference.errors.elements},
+          {"share_equal", difference.errors.share_equal},
+          {"noise_to_signal", difference.errors.noise_to_signal},
+          {"mean", difference.errors.mean},
+          {"rms", difference.errors.rms},
+          {"worst", difference.errors.worst}};
 }
 
 }  // namespace
@@ -257,44 +183,17 @@ Json to_json(const Comparison& comparison) {
   return {{"operators", operators}, {"layers", layers}, {"not_compared", comparison.not_compared}};
 }
 
-namespace {
-
-Json profile_json(const ErrorProfile& profile, at::ScalarType dtype) {
-  auto quantiles = Json::array();
-  for (const auto& [p, error] : profile.quantiles) quantiles.push_back({p, error});
-  const char* name = dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "fp16" : "fp32";
-  return {{"version", 1}, {"dtype", name}, {"share_equal", profile.share_equal}, {"quantiles", quantiles}};
-}
-
-}  // namespace
-
 void write_profiles(const std::filesystem::path& folder, const Comparison& comparison, const Origin& origin) {
-  std::filesystem::create_directories(folder);
-  std::string recipe = fmt::format("# {} as {} differs from it\n", origin.first, origin.second);
-  if (!origin.model.empty()) recipe += fmt::format("model: {}\n", origin.model);
-  recipe += "faults:\n";
-  int64_t rules = 0;
-  for (const Difference& one : comparison.operators) {
-    if (one.profile.quantiles.empty()) continue;
-    const double unequal = static_cast<double>(one.elements) * (1 - one.share_equal);
-    if (unequal < kFewestUnequal) {
-      recipe += fmt::format("  # {}: {:.0f} of {} elements differ, too few to re-create\n", one.operation, unequal,
-                            one.elements);
-      continue;
-    }
-    const std::string name = one.operation.substr(one.operation.find("::") + 2);
-    write_file_atomically(folder / (name + ".json"), profile_json(one.profile, origin.dtype).dump(2) + "\n");
-    recipe += fmt::format(
-        "  - name: {0}  # noise to signal {1:.3g}, {2} calls\n    where: {{operator: '{3}'}}\n"
-        "    what: {{kind: profile, file: '{4}'}}\n",
-        name, one.noise_to_signal, one.calls, one.operation, (folder / (name + ".json")).string());
-    ++rules;
-  }
-  if (rules == 0)
+  std::vector<ProfileRule> rules;
+  for (const Difference& one : comparison.operators)
+    rules.push_back(
+        {one.operation.substr(one.operation.find("::") + 2), fmt::format("{{operator: '{}'}}", one.operation),
+         fmt::format("noise to signal {:.3g}, {} calls", one.errors.noise_to_signal, one.calls), one.errors});
+  const std::string title = fmt::format("{} as {} differs from it", origin.first, origin.second);
+  if (write_profile_rules(folder, title, origin.model, type_name(origin.dtype), rules) == 0)
     throw UsageError(
         fmt::format("{} and {} gave the same numbers, but for single elements: there is nothing to re-create",
                     origin.first, origin.second));
-  write_file_atomically(folder / "recipe.yaml", recipe);
 }
 
 }  // namespace faultline::diagnose

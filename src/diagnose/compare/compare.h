@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "diagnose/compare/profile.h"
 #include "diagnose/compare/trace.h"
 #include "model/causal_lm.h"
 
@@ -19,20 +20,12 @@ struct Side {
   at::ScalarType dtype = at::kBFloat16;
 };
 
-// What the fault `profile` draws from: Note [A profile keeps the error's energy].
-struct ErrorProfile {
-  double share_equal = 0;
-  std::vector<std::pair<double, double>> quantiles;  // (p, relative error) of the unequal ones; none: all are equal
-};
-
 struct Difference {
   std::string operation;  // "faultline::few_rows_linear"
   std::string family;     // of a rule: "matmul"; "": none
   int64_t layer = -1;     // -1: all of them together
-  int64_t calls = 0, elements = 0;
-  double share_equal = 0, mean = 0, rms = 0, worst = 0;  // relative error, element by element: mean is the bias
-  double noise_to_signal = 0;                            // root of the error's energy over the signal's, mean of rows
-  ErrorProfile profile;
+  int64_t calls = 0;
+  MeasuredErrors errors;
 };
 
 struct Comparison {

@@ -45,9 +45,8 @@ class Judge {
 
   JudgedSide judged;
   std::map<const TracedCall*, Own> own;
-  std::map<std::string, std::vector<at::Tensor>> errors;  // relative, by family
-  std::map<std::string, int64_t> error_counts;
-  std::map<std::string, std::pair<WrongCall, std::vector<at::Tensor>>> wrong_errors;  // by place and operator
+  std::map<std::string, ErrorGathering> errors;                              // by family
+  std::map<std::string, std::pair<WrongCall, ErrorGathering>> wrong_errors;  // by place and operator
 
   void run() {
     for (const TracedCall& call : trace_.calls) judge_call(call);
@@ -59,7 +58,7 @@ class Judge {
     const RecordedCall& call = traced.call;
     follow(traced);
     if (!traced.is_stored) {
-      if (trace_.detail() != Detail::kDigest) ++judged.not_judged[call.name + ": not kept"];
+      if (trace_.detail() != Detail::kDigest) leave_out(traced, ": not kept");
       return;
     }
     std::vector<Observation> observations;
@@ -68,19 +67,27 @@ class Judge {
       checked = reference_.check(call, observations);
     } catch (const c10::Error&) {  // sizes that fit the schema and not each other
       observations.clear();
+    } catch (const std::out_of_range&) {  // of an operator that this process has no schema of
+      observations.clear();
     }
-    if (checked == Checked::kNoReference) ++judged.not_judged[call.name];
+    if (checked == Checked::kNoReference) leave_out(traced, "");
     note_non_finite(traced);
     bool is_wrong = false;
     for (Observation& observation : observations) is_wrong |= judge_one(traced, observation) && !is_wrong;
-    judged.judged += !observations.empty();
+    if (observations.empty()) return;
+    ++judged.judged, ++judged.judged_by_family[traced.family];
+  }
+
+  void leave_out(const TracedCall& traced, const char* why) {
+    ++judged.not_judged[traced.call.name + why];
+    judged.blind += !traced.family.empty();
   }
 
   // Where among the products the model is now.
   void follow(const TracedCall& traced) {
     const std::string& place = site::place_of(traced.call.place).path;
     if (traced.forward != forward_) position_ = 0, forward_ = traced.forward;
-    if (const auto found = order_.find(place); found != order_.end() && product_input(traced.call.name))
+    if (const auto found = order_.find(place); found != order_.end() && product_arguments(traced.call))
       position_ = found->second;
     else
       position_ = std::floor(position_) + 0.5;
@@ -126,19 +133,13 @@ class Judge {
   // Against the rightly rounded result: what a profile makes of right arithmetic to get this side's.
   void keep_errors(const TracedCall& traced, const Observation& observation, const WrongCall* wrong) {
     if (traced.family.empty() && wrong == nullptr) return;
-    int64_t& count = error_counts[traced.family];
-    if (wrong == nullptr && count > kProfileElements) return;
-    const at::Tensor right = observation.expected.to(observation.observed.scalar_type()).to(at::kDouble);
-    const at::Tensor got = observation.observed.to(at::kDouble);
-    const at::Tensor known = right.isfinite().logical_and(got.isfinite()).logical_and(right.ne(0));
-    const at::Tensor relative = ((got - right) / right).masked_select(known);
-    if (relative.numel() == 0) return;
-    if (wrong == nullptr) {
-      errors[traced.family].push_back(relative), count += relative.numel();
-    } else {
+    const at::Tensor right = observation.expected.to(observation.observed.scalar_type());
+    if (wrong != nullptr) {
       auto& [first, all] = wrong_errors[wrong->place + " " + wrong->name];
-      if (all.empty()) first = *wrong;
-      all.push_back(relative);
+      if (all.elements() == 0) first = *wrong;
+      all.add(right, observation.observed);
+    } else if (ErrorGathering& all = errors[traced.family]; all.elements() <= kProfileElements) {
+      all.add(right, observation.observed);
     }
   }
 
@@ -150,29 +151,17 @@ class Judge {
   double position_ = 0;
 };
 
-Profile profile_of(const std::vector<at::Tensor>& errors) {
-  Profile profile;
-  const at::Tensor all = at::cat(errors), unequal = all.masked_select(all.ne(0));
-  profile.elements = all.numel();
-  profile.share_equal = 1 - static_cast<double>(unequal.numel()) / static_cast<double>(all.numel());
-  profile.rms = all.square().mean().sqrt().item<double>();
-  profile.quantiles = quantiles_of(unequal);
-  return profile;
-}
-
 std::vector<Profile> profiles_of(const Judge& judge) {
   std::vector<Profile> all;
-  for (const auto& [key, one] : judge.wrong_errors) {
-    Profile profile = profile_of(one.second);
-    profile.name = one.first.name, profile.place = one.first.place, profile.layer = one.first.layer;
-    profile.family = std::string(tap::family_of(one.first.name));
-    if (!profile.quantiles.empty()) all.push_back(std::move(profile));
-  }
-  for (const auto& [family, errors] : judge.errors) {
-    Profile profile = profile_of(errors);
-    profile.family = family;
-    if (!profile.quantiles.empty()) all.push_back(std::move(profile));
-  }
+  const auto keep = [&](Profile profile, const ErrorGathering& errors) {
+    if (errors.elements() == 0) return;
+    profile.errors = errors.measured();
+    if (!profile.errors.profile.quantiles.empty()) all.push_back(std::move(profile));
+  };
+  for (const auto& [key, one] : judge.wrong_errors)
+    keep({std::string(tap::family_of(one.first.name)), one.first.name, one.first.layer, one.first.place, {}},
+         one.second);
+  for (const auto& [family, errors] : judge.errors) keep({family, "", -1, "", {}}, errors);
   return all;
 }
 
@@ -281,6 +270,28 @@ void say_what_differs(const Trace& a, const Trace& b, Divergence& divergence) {
                                              nan_a ? *nan_a : *nan_b, entered(nan_a ? divergence.a : divergence.b)));
 }
 
+// Code that was compiled and graphs that are replayed do not pass the dispatcher: such calls are not even counted.
+std::vector<std::string> unseen_parts(const JudgedSide& a, const JudgedSide& b) {
+  static const std::vector<std::pair<const char*, std::vector<const char*>>> parts = {
+      {"products", {"matmul"}},
+      {"norms", {"norm"}},
+      {"activations", {"activation"}},
+      {"attention", {"attention", "softmax"}}};
+  const auto shows = [](const JudgedSide& side, const std::vector<const char*>& families) {
+    return std::any_of(families.begin(), families.end(),
+                       [&](const char* family) { return side.judged_by_family.contains(family); });
+  };
+  std::vector<std::string> sentences;
+  for (const auto& [part, families] : parts) {
+    const bool in_a = shows(a, families), in_b = shows(b, families);
+    if (in_a != in_b)
+      sentences.push_back(
+          fmt::format("{} shows no {} that could be judged, {} does (compiled code and replayed graphs hide them)",
+                      in_a ? 'b' : 'a', part, in_a ? 'a' : 'b'));
+  }
+  return sentences;
+}
+
 std::vector<WrongCall> first_of(const JudgedSide& a, const JudgedSide& b) {
   std::vector<WrongCall> first;
   const auto begins = [](const WrongCall& call) { return std::pair(call.forward, call.position); };
@@ -309,6 +320,17 @@ std::string first_difference(const Json& a, const Json& b) {
 }
 
 }  // namespace
+
+int64_t JudgedSide::could_not_judge() const {
+  int64_t sum = 0;
+  for (const auto& [name, count] : not_judged) sum += count;
+  return sum;
+}
+
+double JudgedSide::share_judged() const {
+  const int64_t all = judged + could_not_judge();
+  return all == 0 ? 0 : static_cast<double>(judged) / static_cast<double>(all);
+}
 
 std::vector<Part> parts_of(const std::string& place, int64_t columns, const Json& weights) {
   const std::size_t dot = place.rfind('.');
@@ -377,8 +399,10 @@ Divergence compare_traces(const Trace& a, const Trace& b) {
     divergence.profiles = profiles_of(judge_a);  // the side that is not right is what can be made again
   say_what_differs(a, b, divergence);
   const bool judged = divergence.a.judged > 0 && divergence.b.judged > 0;
+  if (judged) divergence.unseen = unseen_parts(divergence.a, divergence.b);
+  const bool all = divergence.a.blind + divergence.b.blind == 0 && divergence.unseen.empty();
   divergence.verdict = !divergence.first.empty()  ? "wrong"
-                       : judged                   ? "within_rounding"
+                       : judged                   ? (all ? "within_rounding" : "partly_judged")
                        : divergence.equal_bits    ? "equal_bits"
                        : divergence.first_unequal ? "differs"
                                                   : "not_judged";

@@ -4,6 +4,7 @@
 // each other by module and token: how the difference grows, how much of it came in, what each operator added.
 #pragma once
 
+#include "diagnose/compare/profile.h"
 #include "diagnose/compare/trace.h"
 #include "diagnose/diagnosis.h"
 
@@ -23,10 +24,15 @@ struct WrongCall {
 
 struct JudgedSide {
   int64_t judged = 0, elements = 0, untested = 0, calls = 0;
-  std::vector<WrongCall> wrong;                 // in the order in which they ran
+  int64_t blind = 0;             // calls of a family that could not be judged: a fault there is not seen
+  std::vector<WrongCall> wrong;  // in the order in which they ran
+  std::map<std::string, int64_t> judged_by_family;
   std::map<std::string, int64_t> not_judged;    // by operator: no formula for it, or not stored
   std::optional<std::string> first_non_finite;  // where NaN or infinity first came out
   bool entered_finite = true;                   // and what it read was finite
+
+  int64_t could_not_judge() const;
+  double share_judged() const;  // of the calls that compute
 };
 
 // What the two have in common at one place: an operator's input or output, of the rows and columns that both kept.
@@ -56,10 +62,7 @@ struct Profile {
   std::string family, name;  // of whose operator
   int64_t layer = -1;        // -1: of all layers
   std::string place;
-  double share_equal = 0, rms = 0;
-  int64_t elements = 0;
-  std::vector<std::pair<double, double>> quantiles;
-  Json json(const std::string& dtype) const;  // what the fault `profile` reads
+  MeasuredErrors errors;
 };
 
 struct Divergence {
@@ -68,11 +71,12 @@ struct Divergence {
   std::vector<SharedPlace> places;
   TokenLevel tokens;
   std::vector<std::string> without_partner, remarks;
+  std::vector<std::string> unseen;           // parts of a model that one side shows and the other hides
   std::optional<std::string> first_unequal;  // of digests: the first place whose bits differ
   bool equal_bits = false;                   // all digests that both have
   int64_t compared_digests = 0;
   std::vector<Profile> profiles;  // b's error against the rightly rounded result, per family; and of each wrong place
-  std::string verdict;            // within_rounding, wrong, equal_bits, differs, not_judged
+  std::string verdict;            // within_rounding, partly_judged, wrong, equal_bits, differs, not_judged
 };
 
 Divergence compare_traces(const Trace& a, const Trace& b);

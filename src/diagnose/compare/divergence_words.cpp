@@ -1,5 +1,6 @@
 // What a comparison of two traces says: as JSON, and the verdict in one sentence.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -44,6 +45,8 @@ Json side_json(const JudgedSide& side, const Trace& trace) {
   Json json = {{"trace", trace.path.string()},
                {"calls", side.calls},
                {"judged", side.judged},
+               {"share_judged", side.share_judged()},
+               {"blind", side.blind},
                {"elements", side.elements},
                {"untested", side.untested},
                {"wrong", wrong_json(side.wrong)},
@@ -89,20 +92,30 @@ std::string wrong_words(const WrongCall& call) {
                          : fmt::format(", like {}{}", call.kind, call.detail.empty() ? "" : ": " + call.detail));
 }
 
-}  // namespace
-
-Json Profile::json(const std::string& dtype) const {
-  auto points = Json::array();
-  for (const auto& [p, error] : quantiles) {
-    if (!points.empty() && points.back()[0] == p) continue;
-    points.push_back({p, error});
+std::string blind_words(const Divergence& divergence) {
+  std::vector<std::string> all = divergence.unseen;
+  for (const auto& [side, name] : {std::pair(&divergence.a, 'a'), std::pair(&divergence.b, 'b')}) {
+    if (side->blind == 0) continue;
+    std::string which;
+    for (const auto& [operation, count] : side->not_judged)
+      which += fmt::format("{}{} {}", which.empty() ? "" : ", ", count, operation);
+    all.push_back(fmt::format("{}'s {}", name, which));
   }
-  return {{"version", 1}, {"dtype", dtype}, {"share_equal", std::min(share_equal, 0.999999)}, {"quantiles", points}};
+  return fmt::format("{}", fmt::join(all, "; "));
 }
+
+}  // namespace
 
 std::string verdict_sentence(const Divergence& divergence, const Trace& a, const Trace& b) {
   const auto judged = [&] {
-    return fmt::format("{} and {} operator calls judged", divergence.a.judged, divergence.b.judged);
+    return fmt::format("{} of {} operator calls of a were judged and {} of {} of b", divergence.a.judged,
+                       divergence.a.judged + divergence.a.could_not_judge(), divergence.b.judged,
+                       divergence.b.judged + divergence.b.could_not_judge());
+  };
+  const auto tokens = [&]() -> std::string {
+    if (divergence.tokens.tokens == 0) return "";
+    return fmt::format(" Log-probabilities differ by up to {:.3g} over {} tokens (KL {:.2g}).",
+                       divergence.tokens.largest, divergence.tokens.tokens, divergence.tokens.k3);
   };
   if (divergence.verdict == "wrong") {
     std::string sentence;
@@ -119,14 +132,12 @@ std::string verdict_sentence(const Divergence& divergence, const Trace& a, const
                              : std::string("Both sides hold wrong operators"),
                        more > 0 ? fmt::format("; {} more calls are wrong by themselves", more) : "", judged());
   }
-  if (divergence.verdict == "within_rounding") {
-    std::string tokens;
-    if (divergence.tokens.tokens > 0)
-      tokens = fmt::format(" Log-probabilities differ by up to {:.3g} over {} tokens (KL {:.2g}).",
-                           divergence.tokens.largest, divergence.tokens.tokens, divergence.tokens.k3);
+  if (divergence.verdict == "within_rounding")
     return fmt::format("Within rounding on both sides: every operator gives what its inputs allow; {}.{}", judged(),
-                       tokens);
-  }
+                       tokens());
+  if (divergence.verdict == "partly_judged")
+    return fmt::format("No operator that was judged is wrong, but not all could be: {}. Not seen: {}.{}", judged(),
+                       blind_words(divergence), tokens());
   if (divergence.verdict == "equal_bits")
     return fmt::format("Equal bits: {} results are the same on both sides.", divergence.compared_digests);
   if (divergence.verdict == "differs")
@@ -144,9 +155,10 @@ Json to_json(const Divergence& divergence, const Trace& a, const Trace& b) {
     profiles.push_back({{"family", profile.family},
                         {"place", profile.place},
                         {"operator", profile.name},
-                        {"share_equal", profile.share_equal},
-                        {"rms", profile.rms},
-                        {"elements", profile.elements}});
+                        {"share_equal", profile.errors.share_equal},
+                        {"rms", profile.errors.rms},
+                        {"noise_to_signal", profile.errors.noise_to_signal},
+                        {"elements", profile.errors.elements}});
   return {{"kind", "compare"},
           {"version", 1},
           {"verdict", divergence.verdict},
@@ -157,6 +169,7 @@ Json to_json(const Divergence& divergence, const Trace& a, const Trace& b) {
           {"places", places},
           {"tokens", to_json(divergence.tokens)},
           {"without_partner", divergence.without_partner},
+          {"unseen", divergence.unseen},
           {"remarks", divergence.remarks},
           {"first_unequal", divergence.first_unequal ? Json(*divergence.first_unequal) : Json(nullptr)},
           {"profiles", profiles}};

@@ -8,13 +8,10 @@
 #include <set>
 
 #include "diagnose/observation.h"
+#include "diagnose/recomputation.h"
 
 namespace faultline::diagnose {
 namespace {
-
-at::Tensor index_of(const std::vector<int64_t>& numbers, const at::Device& device) {
-  return at::tensor(numbers, at::kLong).to(device);
-}
 
 at::Tensor taken(const at::Tensor& x, int64_t dimension, const std::vector<int64_t>& numbers) {
   return x.index_select(dimension, index_of(numbers, x.device()));
@@ -22,25 +19,20 @@ at::Tensor taken(const at::Tensor& x, int64_t dimension, const std::vector<int64
 
 int64_t row_count(const at::Tensor& x) { return x.dim() == 0 ? 1 : x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
 
-struct Product {
-  std::size_t x, weight;
-  bool transposed;  // the weight is (K, N)
-  int64_t bias;     // -1: none
-};
-std::optional<Product> product_of(const std::string& name) {
-  static const std::map<std::string, Product> known = {{"aten::mm", {0, 1, true, -1}},
-                                                       {"aten::addmm", {1, 2, true, 0}},
-                                                       {"faultline::few_rows_linear", {0, 1, false, 2}}};
-  const auto found = known.find(name);
-  return found == known.end() ? std::nullopt : std::optional(found->second);
-}
-
-Sampled sampled_product(RecordedCall call, const Product& product, const RowChoice& choice,
-                        const std::vector<int64_t>& columns) {
+Sampled sampled_product(RecordedCall call, const ProductArguments& product, const RowChoice& choice,
+                        const std::vector<int64_t>& columns, const at::Tensor& weight) {
   const at::Tensor x = flat(call.tensor(product.x));
   const std::vector<int64_t> rows = rows_of(x.size(0), choice);
   call.arguments[product.x] = taken(x, 0, rows);
-  call.arguments[product.weight] = taken(call.tensor(product.weight), product.transposed ? 1 : 0, columns);
+  call.arguments[product.weight] =
+      weight.defined() ? weight : taken(call.tensor(product.weight), product.transposed ? 1 : 0, columns);
+  if (product.scales >= 0) {  // one a tensor, or of rows and columns
+    const auto scale = [&](int64_t behind) -> c10::IValue& {
+      return call.arguments[static_cast<std::size_t>(product.scales + behind)];
+    };
+    if (scale(0).toTensor().numel() > 1) scale(0) = taken(scale(0).toTensor(), 0, rows);
+    if (scale(1).toTensor().numel() > 1) scale(1) = taken(scale(1).toTensor(), 1, columns);
+  }
   if (product.bias >= 0) {
     c10::IValue& bias = call.arguments[static_cast<std::size_t>(product.bias)];
     if (bias.isTensor() && bias.toTensor().defined() && bias.toTensor().numel() > 1)
@@ -87,6 +79,19 @@ Sampled sampled_rotary(RecordedCall call, const RowChoice& choice) {
   for (const std::size_t table : {2, 3}) call.arguments[table] = call.tensor(table).index_select(0, positions);
   call.arguments[1] = at::arange(positions.numel(), positions.options());
   call.results = {taken(call.results[0], 0, rows)};
+  return {std::move(call), {{"kind", "rows"}, {"rows", rows}}};
+}
+
+Sampled sampled_turned(RecordedCall call, const RowChoice& choice) {
+  const at::Tensor positions = call.tensor(0).reshape(-1);
+  const std::vector<int64_t> rows = rows_of(positions.numel(), choice);
+  const at::Tensor chosen = taken(positions, 0, rows);
+  call.arguments[0] = at::arange(chosen.numel(), chosen.options());
+  call.arguments[4] = call.tensor(4).index_select(0, chosen);
+  for (std::size_t i = 0; i < call.results.size(); ++i) {
+    call.arguments[1 + i] = taken(call.tensor(1 + i).reshape({positions.numel(), -1}), 0, rows);
+    call.results[i] = taken(call.results[i].reshape({positions.numel(), -1}), 0, rows);
+  }
   return {std::move(call), {{"kind", "rows"}, {"rows", rows}}};
 }
 
@@ -160,6 +165,16 @@ bool elementwise(std::string name) {
 
 }  // namespace
 
+at::Tensor index_of(const std::vector<int64_t>& numbers, const at::Device& device) {
+  constexpr std::size_t kMostKept = 256;
+  thread_local std::map<std::pair<std::string, std::vector<int64_t>>, at::Tensor> kept;
+  if (device.is_cpu()) return at::tensor(numbers, at::kLong);
+  const std::pair key(device.str(), numbers);
+  if (const auto found = kept.find(key); found != kept.end()) return found->second;
+  if (kept.size() == kMostKept) kept.clear();
+  return kept[key] = at::tensor(numbers, at::kLong).to(device);
+}
+
 std::vector<int64_t> evenly(int64_t count, int64_t most) {
   std::vector<int64_t> all(static_cast<std::size_t>(std::min(count, most)));
   if (count <= most) {
@@ -174,22 +189,19 @@ std::vector<int64_t> rows_of(int64_t count, const RowChoice& choice) {
   return count == choice.token_rows && !choice.of_them.empty() ? choice.of_them : evenly(count, kSampledRows);
 }
 
-std::optional<std::size_t> product_input(const std::string& name) {
-  const auto product = product_of(name);
-  return product ? std::optional(product->x) : std::nullopt;
-}
-
 std::optional<int64_t> product_columns(const RecordedCall& call) {
-  const auto product = product_of(call.name);
+  const auto product = product_arguments(call);
   if (!product || call.tensor(product->weight).dim() != 2) return std::nullopt;
   return call.tensor(product->weight).size(product->transposed ? 1 : 0);
 }
 
-std::optional<Sampled> sampled(const RecordedCall& call, const RowChoice& choice, const std::vector<int64_t>& columns) {
+std::optional<Sampled> sampled(const RecordedCall& call, const RowChoice& choice, const std::vector<int64_t>& columns,
+                               const at::Tensor& weight) {
   if (call.results.empty() || !call.results[0].is_floating_point() || call.results[0].numel() == 0) return {};
-  if (const auto product = product_of(call.name); product && call.tensor(product->weight).dim() == 2)
-    return sampled_product(call, *product, choice, columns);
+  if (const auto product = product_arguments(call); product && call.tensor(product->weight).dim() == 2)
+    return sampled_product(call, *product, choice, columns, weight);
   if (call.name == "faultline::rotary") return sampled_rotary(call, choice);
+  if (call.name == "_C::rotary_embedding") return sampled_turned(call, choice);
   if (call.name == "aten::embedding") return sampled_look_up(call, choice);
   if (call.name == "aten::bmm") return sampled_matrices(call);
   if (call.name.starts_with("aten::_scaled_dot_product_")) {

@@ -27,12 +27,14 @@ struct RowChoice {
 std::vector<int64_t> rows_of(int64_t count, const RowChoice& choice);
 std::vector<int64_t> evenly(int64_t count, int64_t most);
 
-// columns: of a product's weight, whichever this module keeps. Nothing where no part of the call is a call.
-std::optional<Sampled> sampled(const RecordedCall& call, const RowChoice& choice, const std::vector<int64_t>& columns);
+// columns: of a product's weight, whichever this module keeps; weight: they, where they were taken before. Nothing
+// where no part of the call is a call.
+std::optional<Sampled> sampled(const RecordedCall& call, const RowChoice& choice, const std::vector<int64_t>& columns,
+                               const at::Tensor& weight = {});
+// On the device, kept from call to call: to hand numbers over anew would wait for the device each time.
+at::Tensor index_of(const std::vector<int64_t>& numbers, const at::Device& device);
 
 // How many columns a product has; nothing of other calls.
 std::optional<int64_t> product_columns(const RecordedCall& call);
-// Where a product reads its input; nothing of other calls and of those of this torch that have no formula.
-std::optional<std::size_t> product_input(const std::string& name);
 
 }  // namespace faultline::diagnose

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "diagnose/observation.h"
+#include "diagnose/recomputation.h"
 
 namespace faultline::diagnose {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 int64_t columns_of(const TracedCall& call) { return call.shape.empty() ? 0 : call.shape.back(); }
 
 bool is_product(const TracedCall& call) {
-  return product_input(call.call.name).has_value() && call.call.place != site::kNowhere;
+  return product_arguments(call.call).has_value() && call.call.place != site::kNowhere;
 }
 
 // One product of one token, of those that were kept.
@@ -37,7 +38,9 @@ std::vector<int64_t> numbers(const Json& sample, const char* key, int64_t count)
   return evenly(count, count);
 }
 
-uint64_t key_of(const TokenRows& rows, int64_t row, int64_t count) {
+uint64_t key_of(const TokenRows& rows, int64_t row, int64_t count, int64_t first_row) {
+  if (first_row >= 0 && first_row + count <= std::ssize(rows.keys))
+    return rows.keys.at(static_cast<std::size_t>(first_row + row));
   if (count == std::ssize(rows.keys)) return rows.keys.at(static_cast<std::size_t>(row));
   if (count == std::ssize(rows.ends)) return rows.ends.at(static_cast<std::size_t>(row)).key;  // the last of each
   return 0;
@@ -56,7 +59,8 @@ Landmarks landmarks_of(const Trace& trace) {
       if (!call.is_stored) continue;
       const std::vector<int64_t> rows = numbers(call.sample, "rows", count);
       for (std::size_t i = 0; i < rows.size(); ++i)
-        if (const uint64_t key = key_of(trace.forwards[static_cast<std::size_t>(call.forward)].rows, rows[i], count))
+        if (const uint64_t key =
+                key_of(trace.forwards[static_cast<std::size_t>(call.forward)].rows, rows[i], count, call.first_row))
           mark.rows.try_emplace(key, At{&call, static_cast<int64_t>(i)});
       if (!mark.columns.empty()) continue;
       const std::vector<int64_t> columns = numbers(call.sample, "columns", columns_of(call));
@@ -72,8 +76,13 @@ at::Tensor gathered(const std::vector<At>& rows, bool of_input, const std::vecto
   std::vector<at::Tensor> all;
   for (const At& one : rows) {
     const RecordedCall& call = one.call->call;
-    const at::Tensor x = of_input ? call.tensor(*product_input(call.name)) : call.results[0];
-    all.push_back(flat(x).select(0, one.row).to(at::kDouble));
+    const ProductArguments where = *product_arguments(call);
+    at::Tensor row = flat(of_input ? call.tensor(where.x) : call.results[0]).select(0, one.row).to(at::kDouble);
+    if (of_input && where.scales >= 0) {
+      const at::Tensor scale = call.tensor(static_cast<std::size_t>(where.scales)).reshape(-1);
+      row = row * scale[scale.numel() > 1 ? one.row : 0].to(at::kDouble);
+    }
+    all.push_back(row);
   }
   const at::Tensor stacked = at::stack(all);
   return of_input ? stacked : stacked.index_select(1, at::tensor(columns, at::kLong));
@@ -84,10 +93,10 @@ double root_mean_square(const at::Tensor& x) { return x.square().mean().sqrt().i
 // What another order of the same sum gives, in the type of the operator.
 double reordered(const TracedCall& traced) {
   const RecordedCall& call = traced.call;
-  const std::size_t at_x = *product_input(call.name);
-  const at::Tensor x = flat(call.tensor(at_x));
-  at::Tensor weight = call.tensor(at_x + 1);
-  if (call.name.starts_with("aten::")) weight = weight.t();
+  const ProductArguments where = *product_arguments(call);
+  const at::Tensor x = flat(call.tensor(where.x));
+  const at::Tensor weight = where.transposed ? call.tensor(where.weight).t() : call.tensor(where.weight);
+  if (where.scales >= 0) return std::nan("");
   if (x.numel() * weight.size(0) > (int64_t{1} << 31)) return std::nan("");
   const at::Tensor one = x.mm(weight.t()).to(at::kDouble);
   const at::Tensor other = x.flip(1).contiguous().mm(weight.flip(1).contiguous().t()).to(at::kDouble);

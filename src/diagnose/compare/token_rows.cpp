@@ -10,11 +10,6 @@
 namespace faultline::diagnose {
 namespace {
 
-std::vector<int64_t> on_host(const at::Tensor& x) {
-  const at::Tensor host = x.to(at::kCPU, at::kLong).contiguous();
-  return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
-}
-
 uint64_t next_key(uint64_t key, int64_t token) {
   return std::max<uint64_t>(1, mix64(key, static_cast<uint64_t>(token) + 1));
 }
@@ -79,6 +74,11 @@ void add_packed(TokenRows& rows, const std::vector<int64_t>& ids, const std::vec
 
 }  // namespace
 
+std::vector<int64_t> on_host(const at::Tensor& x) {
+  const at::Tensor host = x.to(at::kCPU, at::kLong).contiguous();
+  return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
+}
+
 TokenRows token_rows(const std::string& kind, const at::Tensor& tokens, const at::Tensor& mask,
                      const at::Tensor& positions, const TokenRows& before) {
   TokenRows rows;
@@ -101,16 +101,27 @@ TokenRows token_rows(const std::string& kind, const at::Tensor& tokens, const at
 }
 
 std::vector<int64_t> chosen_rows(const TokenRows& rows, int64_t most) {
-  std::vector<int64_t> known;
-  for (std::size_t row = 0; row < rows.keys.size(); ++row)
-    if (rows.keys[row] != 0) known.push_back(static_cast<int64_t>(row));
+  std::vector<std::vector<int64_t>> sequences;  // their rows
+  std::vector<std::size_t> of_row(rows.keys.size(), 0);
+  for (std::size_t row = 0; row < rows.keys.size(); ++row) {  // a row comes before the one that follows it
+    if (rows.keys[row] == 0) continue;
+    if (of_row[row] == 0) sequences.emplace_back(), of_row[row] = sequences.size();
+    sequences[of_row[row] - 1].push_back(static_cast<int64_t>(row));
+    if (rows.following[row] >= 0) of_row[static_cast<std::size_t>(rows.following[row])] = of_row[row];
+  }
   const auto by_key = [&](int64_t a, int64_t b) {
     return std::pair(rows.keys[static_cast<std::size_t>(a)], a) < std::pair(rows.keys[static_cast<std::size_t>(b)], b);
   };
-  std::sort(known.begin(), known.end(), by_key);
-  if (std::ssize(known) > most) known.resize(static_cast<std::size_t>(most));
-  std::sort(known.begin(), known.end());
-  return known;
+  for (std::vector<int64_t>& sequence : sequences) std::sort(sequence.begin(), sequence.end(), by_key);
+  std::sort(sequences.begin(), sequences.end(),
+            [&](const auto& a, const auto& b) { return by_key(a.front(), b.front()); });
+  if (sequences.size() > kSampledSequences) sequences.resize(kSampledSequences);
+  const int64_t each = std::max<int64_t>(1, most / std::max<int64_t>(1, std::ssize(sequences)));
+  std::vector<int64_t> chosen;
+  for (const std::vector<int64_t>& sequence : sequences)
+    chosen.insert(chosen.end(), sequence.begin(), sequence.begin() + std::min(each, std::ssize(sequence)));
+  std::sort(chosen.begin(), chosen.end());
+  return chosen;
 }
 
 }  // namespace faultline::diagnose

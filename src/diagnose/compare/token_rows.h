@@ -5,11 +5,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace faultline::diagnose {
+
+std::vector<int64_t> on_host(const at::Tensor& x);  // integers
 
 struct TokenRows {
   std::vector<uint64_t> keys;      // by row; 0: padding, or not known
@@ -28,7 +31,10 @@ struct TokenRows {
 TokenRows token_rows(const std::string& kind, const at::Tensor& tokens, const at::Tensor& mask,
                      const at::Tensor& positions, const TokenRows& before);
 
-// So many rows of known tokens, the same wherever these tokens run; sorted.
+inline constexpr std::size_t kSampledSequences = 64;
+
+// So many rows of known tokens, but one of each of the first 64 sequences; sorted. A sequence's are the same wherever
+// it runs, alone or in a batch.
 std::vector<int64_t> chosen_rows(const TokenRows& rows, int64_t most);
 
 }  // namespace faultline::diagnose

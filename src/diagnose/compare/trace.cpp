@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
 #include <sstream>
 
@@ -133,7 +134,7 @@ class Reader {
         if (json.contains("call"))
           trace_.calls.push_back(call(json));
         else if (json.contains("logprobs"))
-          trace_.forwards.at(json.at("forward").get<std::size_t>()).chances = tensor(json.at("logprobs"));
+          take_chances(json);
         else
           read_forward(json);
       } catch (const Json::exception& error) {
@@ -145,6 +146,16 @@ class Reader {
             fmt::format("{}: a call does not fit its operator: {}", where, error.what_without_backtrace()));
       }
     }
+  }
+
+  void take_chances(const Json& json) {
+    TracedForward& forward = trace_.forwards.at(json.at("forward").get<std::size_t>());
+    const at::Tensor some = tensor(json.at("logprobs")).to(at::kFloat).reshape(-1);
+    const int64_t first = json.value("first_row", int64_t{0}), rows = std::ssize(forward.rows.keys);
+    if (first < 0 || first + some.numel() > rows) throw std::out_of_range("rows");
+    if (!forward.chances.defined()) forward.chances = at::full({rows}, std::nan(""), at::kFloat);
+    at::Tensor there = forward.chances.narrow(0, first, some.numel());
+    there.copy_(at::where(some.isnan(), there, some));
   }
 
   void read_forward(const Json& json) {
@@ -172,11 +183,13 @@ class Reader {
     if (traced.forward < 0 || traced.forward >= std::ssize(trace_.forwards)) throw std::out_of_range("forward");
     traced.family = json.at("family").get<std::string>();
     traced.sample = json.at("sample");
+    traced.first_row = json.value("first_row", int64_t{-1});
     traced.shape = json.at("shape").get<std::vector<int64_t>>();
     RecordedCall& call = traced.call;
     call.name = json.at("operator").get<std::string>(), call.overload = json.at("overload").get<std::string>();
     call.place = site::place_id(json.at("place").get<std::string>());
-    call.op = c10::Dispatcher::singleton().findSchema({call.name, call.overload});
+    // Kernels of libraries are judged and never called again: what stands in a trace may be in another's layout.
+    if (!call.name.starts_with("_")) call.op = c10::Dispatcher::singleton().findSchema({call.name, call.overload});
     if (trace_.header.value("device", "cpu").starts_with("cuda")) call.machine = at::Device(at::kCUDA, 0);
     if (json.contains("input")) traced.input_digest = json["input"].value("digest", "");
     const Json& results = json.at("results");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "diagnose/compare/packed.h"
 #include "diagnose/compare/sampling.h"
 #include "diagnose/compare/token_rows.h"
 #include "diagnose/recorder.h"
@@ -30,12 +31,17 @@ struct NamedWeight {
   at::Tensor tensor;  // (out, in), …
 };
 
+struct PackedWeight {
+  at::Tensor packed, original;  // what an operator is given, and the weight as it was
+};
+
 struct TraceOptions {
   Detail detail = Detail::kSample;
   int64_t most_bytes = int64_t{4} << 30;  // on disk; then calls are listed and their tensors left out
   int64_t most_forwards = 0;              // 0: all
   Json header = Json::object();           // engine, torch, role, rank, world, tokenizer, device
   std::vector<NamedWeight> weights;
+  std::vector<PackedWeight> packed;
 };
 
 class TraceWriter final : public CallSink {
@@ -48,8 +54,10 @@ class TraceWriter final : public CallSink {
   bool begin_forward(const std::string& kind, const at::Tensor& tokens, const at::Tensor& mask,
                      const at::Tensor& positions);
   void end_forward();
-  bool go_on_with_forward();  // the last one, after its end; false: it was not recorded
-  void finish();              // what was written is a whole trace from now on
+  // What belongs to the last forward and runs after its end, on some of its rows: so many from the first one on; -1: on
+  // the last row of each sequence, or others. false: it was not recorded.
+  bool go_on_with_forward(int64_t first_row = -1, int64_t rows = 0);
+  void finish();  // what was written is a whole trace from now on
   int64_t calls() const { return calls_; }
   bool is_in_forward() const { return in_forward_; }
 
@@ -71,6 +79,7 @@ class TraceWriter final : public CallSink {
   Json stored(const at::Tensor& x, bool is_fresh, bool is_always = false);
   Json argument(const c10::IValue& value, bool is_fresh);
   Json line_of(const OperatorFacts& facts, const RecordedCall& call) const;
+  void list(const OperatorFacts& facts, const RecordedCall& call);
   void take_digest(const OperatorFacts& facts, const RecordedCall& call);
   void take_chances(const RecordedCall& call);
   std::vector<int64_t> columns_of(const std::string& place, int64_t count) const;
@@ -80,8 +89,10 @@ class TraceWriter final : public CallSink {
   TraceOptions options_;
   std::unordered_map<const void*, std::string> names_;  // of weights, by address
   std::map<std::string, int64_t> outputs_;              // of weights, by name
-  std::map<std::pair<const void*, std::size_t>, std::string> sampled_weights_;
+  std::map<std::pair<const void*, std::size_t>, std::pair<std::string, at::Tensor>> sampled_weights_;  // id, columns
   std::vector<at::Tensor> weights_;  // whose addresses stand there
+  PackedWeights packed_;
+  Pages pages_;
 
   std::vector<Json> lines_;
   std::vector<std::pair<std::string, at::Tensor>> tensors_;
@@ -90,7 +101,8 @@ class TraceWriter final : public CallSink {
   std::vector<Pending> pending_;
   std::pair<at::Tensor, at::Tensor> last_input_;  // of a product, and its digest
   TokenRows rows_;
-  RowChoice choice_;
+  RowChoice choice_, forward_choice_;  // of what runs now, of the forward
+  int64_t first_row_ = -1;             // of what runs after a forward
   bool in_forward_ = false, bounded_ = false, is_enough_ = false;
   int64_t calls_ = 0, forwards_ = 0, parts_ = 0, ids_ = 0, bytes_ = 0, waiting_bytes_ = 0;
 };
@@ -102,6 +114,7 @@ struct TracedCall {
   Json sample;                              // null: all of it
   std::vector<int64_t> shape;               // of the first result, as it was
   std::string input_digest, result_digest;  // hexadecimal; empty: none
+  int64_t first_row = -1;                   // of the forward's, where it read some of them
   bool is_stored = false;
 };
 

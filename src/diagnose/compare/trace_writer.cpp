@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kPartBytes = int64_t{1} << 26;
 constexpr std::size_t kPartLines = 4096;
 constexpr int64_t kChancesAtOnce = 512;  // rows
+constexpr std::size_t kNoWeight = ~std::size_t{0};
 
 std::string hexadecimal(int64_t digest) { return fmt::format("{:016x}", static_cast<uint64_t>(digest)); }
 
@@ -60,6 +61,26 @@ at::Tensor storable(const at::Tensor& x) {
   }
 }
 
+// One copy of all small ones of a type, where thousands would each wait for the device.
+void bring_to_host(std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  constexpr int64_t kSmall = 1 << 20;  // elements
+  std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor*>> groups;
+  for (auto& [name, tensor] : tensors)
+    if (!tensor.device().is_cpu() && tensor.numel() <= kSmall)
+      groups[{tensor.scalar_type(), tensor.device().str()}].push_back(&tensor);
+  for (const auto& [key, group] : groups) {
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor* one : group) flat.push_back(one->reshape(-1));
+    const at::Tensor all = at::cat(flat).to(at::kCPU);
+    int64_t first = 0;
+    for (at::Tensor* one : group) {
+      const int64_t count = one->numel();
+      *one = all.narrow(0, first, count).view(one->sizes());
+      first += count;
+    }
+  }
+}
+
 // Numbers that a model computes: what only makes tensors or counts is left out.
 bool is_computed(const RecordedCall& call) {
   return !call.results.empty() && call.results[0].is_floating_point() && call.results[0].numel() > 0;
@@ -81,7 +102,8 @@ TraceWriter::TraceWriter(const std::filesystem::path& folder, TraceOptions optio
     if (weight.tensor.dim() == 2) outputs_[weight.name] = weight.tensor.size(0);
     weights_.push_back(weight.tensor);
   }
-  options_.weights.clear();
+  for (const PackedWeight& one : options_.packed) packed_.add(one.packed, one.original);
+  options_.weights.clear(), options_.packed.clear();
   std::filesystem::create_directories(folder_);
   if (std::filesystem::exists(folder_ / "header.json")) {
     go_on();
@@ -123,7 +145,8 @@ bool TraceWriter::begin_forward(const std::string& kind, const at::Tensor& token
   is_enough_ = options_.most_forwards > 0 && forwards_ >= options_.most_forwards;
   if (is_enough_) return false;
   rows_ = token_rows(kind, tokens, mask, positions, rows_);
-  choice_ = {tokens.defined() ? tokens.numel() : -1, chosen_rows(rows_, kSampledRows)};
+  forward_choice_ = {tokens.defined() ? tokens.numel() : -1, chosen_rows(rows_, kSampledRows)};
+  choice_ = forward_choice_, first_row_ = -1;
   const auto small = [&](const at::Tensor& x) { return x.defined() && x.dim() <= 2 ? stored(x, true, true) : Json(); };
   lines_.push_back({{"forward", forwards_++},
                     {"kind", kind},
@@ -134,14 +157,20 @@ bool TraceWriter::begin_forward(const std::string& kind, const at::Tensor& token
   return true;
 }
 
-bool TraceWriter::go_on_with_forward() {
+bool TraceWriter::go_on_with_forward(int64_t first_row, int64_t rows) {
   in_forward_ = forwards_ > 0 && !is_enough_;
-  return in_forward_;
+  if (!in_forward_ || first_row < 0 || first_row + rows > std::ssize(rows_.keys)) return in_forward_;
+  first_row_ = first_row;
+  std::vector<int64_t> chosen;
+  for (const int64_t row : forward_choice_.of_them)
+    if (row >= first_row && row < first_row + rows) chosen.push_back(row - first_row);
+  choice_ = {rows, chosen};
+  return true;
 }
 
 void TraceWriter::end_forward() {
   in_forward_ = false;
-  last_input_ = {};
+  last_input_ = {}, first_row_ = -1, choice_ = forward_choice_;
   if (waiting_bytes_ > kPartBytes / 4 || lines_.size() > kPartLines / 4) flush();
 }
 
@@ -153,6 +182,7 @@ void TraceWriter::finish() {
 }
 
 bool TraceWriter::wants(const OperatorFacts& facts) const {
+  if (facts.is_cache_write) return in_forward_ && options_.detail != Detail::kDigest;
   if (!in_forward_ || facts.is_view || facts.name.find("::empty") != std::string::npos ||
       facts.name.find("::new_empty") != std::string::npos)  // numbers that nobody computed
     return false;
@@ -215,9 +245,12 @@ Json TraceWriter::argument(const c10::IValue& value, bool is_fresh) {
 
 Json TraceWriter::line_of(const OperatorFacts& facts, const RecordedCall& call) const {
   const site::Place& place = site::place_of(call.place);
-  return {{"call", calls_},      {"forward", forwards_ - 1}, {"operator", facts.name}, {"overload", facts.overload},
-          {"place", place.path}, {"layer", place.layer},     {"role", place.role},     {"family", facts.family},
-          {"sample", nullptr}};
+  Json line = {
+      {"call", calls_},      {"forward", forwards_ - 1}, {"operator", facts.name}, {"overload", facts.overload},
+      {"place", place.path}, {"layer", place.layer},     {"role", place.role},     {"family", facts.family},
+      {"sample", nullptr}};
+  if (first_row_ >= 0) line["first_row"] = first_row_;
+  return line;
 }
 
 // The parts of a fused weight keep the columns that they would keep alone.
@@ -238,7 +271,19 @@ std::vector<int64_t> TraceWriter::columns_of(const std::string& place, int64_t c
   return first == count && !columns.empty() ? columns : evenly(count, kSampledColumns);
 }
 
+// A call whose numbers are not kept.
+void TraceWriter::list(const OperatorFacts& facts, const RecordedCall& call) {
+  Json line = line_of(facts, call);
+  line["shape"] = call.results[0].sizes().vec();
+  line["results"] = Json::array({described(call.results[0])}), line["arguments"] = nullptr;
+  lines_.push_back(std::move(line)), ++calls_;
+}
+
 void TraceWriter::take(const OperatorFacts& facts, RecordedCall&& call) {
+  if (facts.is_cache_write) {
+    pages_.note(call);
+    return;
+  }
   if (!is_computed(call)) return;
   const at::NoGradGuard no_gradients;
   if (lines_.size() > kPartLines || waiting_bytes_ > kPartBytes) flush();
@@ -247,48 +292,47 @@ void TraceWriter::take(const OperatorFacts& facts, RecordedCall&& call) {
     take_digest(facts, call);
     return;
   }
+  const bool is_sample = options_.detail == Detail::kSample;
+  const std::optional<RecordedCall> plain = is_packed_product(call.name) ? packed_.unpacked(call) : std::nullopt;
+  if (is_packed_product(call.name) && !plain) return list(facts, call);
+  const RecordedCall& whole = plain ? *plain : call;
+  std::optional<Sampled> part;
+  const std::optional<int64_t> columns = product_columns(whole);
+  std::size_t weight_at = kNoWeight;
+  std::pair<const void*, std::size_t> weight;
+  const auto known = [&] { return sampled_weights_.find(weight); };
+  if (is_paged_attention(call.name)) {
+    part = pages_.plain(call, choice_, /*all=*/!is_sample);
+    if (!part) return list(facts, call);
+  } else if (is_sample) {
+    if (columns) {
+      weight_at = product_arguments(whole)->weight;
+      weight = {whole.tensor(weight_at).data_ptr(), static_cast<std::size_t>(*columns)};
+    }
+    part = sampled(whole, choice_,
+                   columns ? columns_of(site::place_of(call.place).path, *columns) : std::vector<int64_t>{},
+                   columns && known() != sampled_weights_.end() ? known()->second.second : at::Tensor());
+    if (!part) return list(facts, call);
+  }
   Json line = line_of(facts, call);
   line["shape"] = call.results[0].sizes().vec();
-  const bool is_sample = options_.detail == Detail::kSample;
-  std::optional<Sampled> part;
-  std::optional<int64_t> columns = product_columns(call);
-  const void* weight = nullptr;
-  std::size_t weight_at = 0;
-  if (is_sample) {
-    if (columns) {
-      weight_at = *product_input(call.name) + 1;
-      weight = call.tensor(weight_at).data_ptr();
-    }
-    part = sampled(call, choice_,
-                   columns ? columns_of(site::place_of(call.place).path, *columns) : std::vector<int64_t>{});
-    if (!part) {
-      line["results"] = Json::array({described(call.results[0])});
-      line["arguments"] = nullptr;
-      lines_.push_back(std::move(line)), ++calls_;
-      return;
-    }
-    line["sample"] = part->how;
-  }
-  const RecordedCall& kept = part ? part->call : call;
+  if (part) line["sample"] = part->how;
+  const RecordedCall& kept = part ? part->call : whole;
   Json arguments = Json::array(), results = Json::array();
   for (std::size_t i = 0; i < kept.arguments.size(); ++i) {
-    if (weight != nullptr && i == weight_at) {  // the same rows of it at every call
-      const auto known = sampled_weights_.find({weight, columns ? static_cast<std::size_t>(*columns) : 0});
-      if (known != sampled_weights_.end()) {
-        Json json = described(kept.tensor(i));
-        json["tensor"] = known->second;
-        arguments.push_back(std::move(json));
-        continue;
-      }
-      Json json = stored(kept.tensor(i), true);
-      if (json.contains("tensor") && names_.contains(weight))
-        sampled_weights_[{weight, static_cast<std::size_t>(*columns)}] = json["tensor"].get<std::string>();
+    if (i == weight_at) {  // the same columns of it at every call
+      Json json = known() == sampled_weights_.end() ? stored(kept.tensor(i), true) : described(kept.tensor(i));
+      if (known() != sampled_weights_.end())
+        json["tensor"] = known()->second.first;
+      else if (json.contains("tensor") && names_.contains(weight.first))
+        sampled_weights_[weight] = {json["tensor"].get<std::string>(), kept.tensor(i)};
       arguments.push_back(std::move(json));
       continue;
     }
-    arguments.push_back(argument(kept.arguments[i], is_sample));
+    arguments.push_back(argument(kept.arguments[i], part.has_value()));
   }
-  for (const at::Tensor& result : kept.results) results.push_back(stored(result, is_sample || !facts.written.empty()));
+  for (const at::Tensor& result : kept.results)
+    results.push_back(stored(result, part.has_value() || !facts.written.empty()));
   line["arguments"] = std::move(arguments), line["results"] = std::move(results);
   if (!facts.written.empty()) kept_.clear();  // an address that was written into means another tensor now
   lines_.push_back(std::move(line)), ++calls_;
@@ -298,10 +342,10 @@ void TraceWriter::take_digest(const OperatorFacts& facts, const RecordedCall& ca
   Json line = line_of(facts, call);
   line["results"] = Json::array({described(call.results[0])});
   line["shape"] = call.results[0].sizes().vec(), line["arguments"] = nullptr;
-  const auto input = product_input(facts.name);
+  const auto product = product_arguments(call);
   const std::size_t number = lines_.size();
-  if (input || facts.name == "boundary") {
-    const at::Tensor x = call.tensor(input.value_or(0));
+  if (product || facts.name == "boundary") {
+    const at::Tensor x = call.tensor(product ? product->x : 0);
     if (!last_input_.first.defined() || last_input_.first.data_ptr() != x.data_ptr() ||
         last_input_.first.numel() != x.numel())
       last_input_ = {x, digest_of(x)};
@@ -316,12 +360,15 @@ void TraceWriter::take_digest(const OperatorFacts& facts, const RecordedCall& ca
 
 // What the head's logits give to the token that follows, in fp32.
 void TraceWriter::take_chances(const RecordedCall& call) {
-  if (site::place_of(call.place).role != "lm_head" || !product_columns(call)) return;
+  if (site::place_of(call.place).role != "lm_head" || !product_arguments(call)) return;
   const at::Tensor logits = flat(call.results[0]);
-  if (logits.size(0) != std::ssize(rows_.keys) || logits.size(0) == 0) return;
-  std::vector<int64_t> next(rows_.keys.size());
-  for (std::size_t row = 0; row < next.size(); ++row)
-    next[row] = rows_.following[row] < 0 ? -1 : rows_.tokens[static_cast<std::size_t>(rows_.following[row])];
+  const int64_t first_row = std::max<int64_t>(0, first_row_), count = logits.size(0);
+  if (count == 0 || (first_row_ < 0 && count != std::ssize(rows_.keys))) return;
+  std::vector<int64_t> next(static_cast<std::size_t>(count));
+  for (std::size_t row = 0; row < next.size(); ++row) {
+    const int64_t after = rows_.following[static_cast<std::size_t>(first_row) + row];
+    next[row] = after < 0 ? -1 : rows_.tokens[static_cast<std::size_t>(after)];
+  }
   const at::Tensor token = at::tensor(next, at::kLong).to(logits.device());
   std::vector<at::Tensor> all;
   for (int64_t first = 0; first < logits.size(0); first += kChancesAtOnce) {
@@ -331,7 +378,7 @@ void TraceWriter::take_chances(const RecordedCall& call) {
     all.push_back(piece.gather(1, index.clamp(0, logits.size(1) - 1).unsqueeze(1)).squeeze(1) - piece.logsumexp(1));
   }
   const at::Tensor chances = at::cat(all).masked_fill(token.lt(0), std::nan(""));
-  lines_.push_back({{"logprobs", stored(chances, true, true)}, {"forward", forwards_ - 1}});
+  lines_.push_back({{"logprobs", stored(chances, true, true)}, {"forward", forwards_ - 1}, {"first_row", first_row}});
 }
 
 void TraceWriter::flush() {
@@ -346,6 +393,7 @@ void TraceWriter::flush() {
   }
   const std::filesystem::path part = folder_ / fmt::format("part-{:06}", parts_);
   if (!tensors_.empty()) {
+    bring_to_host(tensors_);
     model::write_safetensors(part.string() + ".safetensors", tensors_, {{"format", kTraceFormat}});
     bytes_ += static_cast<int64_t>(std::filesystem::file_size(part.string() + ".safetensors"));
   }
