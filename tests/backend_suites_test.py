@@ -1,6 +1,5 @@
 """The Hugging Face suites, which were written for the CPU, on the test backend (on_toy.py): every test passes there too, all work was the
-device's, and every ledger names it. One suite runs always, the others in the hard tests (FAULTLINE_HARD=1).
-TRL is left out: its accelerate places batches on devices of its own list."""
+device's, and every ledger names it. One suite runs always, the others in the hard tests (FAULTLINE_HARD=1)."""
 
 import json
 import os
@@ -12,7 +11,7 @@ import pytest
 from program import ROOT
 
 FAST = ["hf_weights_test"]
-HARD = ["hf_forward_test", "hf_counts_test", "hf_training_test", "hf_refused_test", "hf_diagnose_test"]
+HARD = ["hf_forward_test", "hf_counts_test", "hf_training_test", "hf_refused_test", "hf_diagnose_test", "hf_trl_test"]
 
 
 def suite(name, *options):
@@ -30,5 +29,5 @@ def test_the_suite_passes_on_the_test_backend(name):
         pytest.skip("part of ./dev test-hard")
     answer, done = suite(name)
     assert answer["tests"] == [] and done.returncode == 0, done.stdout[-4000:]
-    assert answer["passed"] >= 10 and answer["calls"] > 1000
+    assert answer["passed"] >= 7 and answer["calls"] > 1000
     assert set(answer["ledgers"]) <= {"toy:0"}, answer["ledgers"]

@@ -96,7 +96,8 @@ def test_the_command_records_and_compares(tmp_path):
     (["--a", "./nowhere", "--b", "cpu"], "./nowhere"),
     (["--a", "cpu", "--b", "cpu"], "records first"),
     (["--record", "t"], "wants --model"),
-    (["--a", "T", "--b", "npu:0"], "npu"),
+    (["--a", "T", "--b", "npu:0"], "this torch has no device 'npu:0'; a backend is loaded by --import MODULE"),
+    (["--a", "T", "--b", "cpu", "--import", "no_such_module"], "--import no_such_module: No module named"),
     (["--a", "T", "--b", "T", "--out", "p"], "is a trace: two traces"),
 ])  # fmt: skip
 def test_mistakes_are_sentences(trace, arguments, says):

@@ -26,7 +26,7 @@ def tokenizer():
 def trainer(folder, *, steps=2, **options):
     prompts = datasets.Dataset.from_dict({"prompt": [f"w{i} w{i + 1} w{i + 2}" for i in range(8)]})
     settings = dict(output_dir=str(folder), per_device_train_batch_size=4, per_device_eval_batch_size=4, num_generations=2, max_completion_length=4,
-                    max_steps=steps, learning_rate=1e-2, use_cpu=True, report_to=[], save_strategy="no", logging_steps=1, disable_tqdm=True, seed=5, bf16=False,
+                    max_steps=steps, learning_rate=1e-2, use_cpu=torch.get_default_device().type == "cpu", report_to=[], save_strategy="no", logging_steps=1, disable_tqdm=True, seed=5, bf16=False,
                     gradient_checkpointing=False)
     qwen2(LAYERS, eos_token_id=2).save_pretrained(folder / "model")  # a reference model is loaded from a folder
     torch.manual_seed(5)

@@ -1,9 +1,11 @@
 """A pytest plugin, `-p on_toy`: suites that were written for the CPU run on the test backend instead. Tensors and models that say no device
-are made on it, as on any accelerator that a user makes the default. At the end of a session it prints on how many calls the device
+are made on it, as on any accelerator that a user makes the default; accelerate, which looks for devices in a list of its own, is told of it
+by the variable that it has for others. At the end of a session it prints on how many calls the device
 computed and which devices the plans' ledgers named, so that a suite that quietly stayed on the CPU is seen (backend_suites_test.py)."""
 
 import collections
 import json
+import os
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ ledgers = collections.Counter()
 
 def pytest_configure(config):
     torch.set_default_device(toy_device.NAME)
+    os.environ["ACCELERATE_TORCH_DEVICE"] = toy_device.NAME
     read = faultline.Plan.read
 
     def counted(self, *arguments, **options):

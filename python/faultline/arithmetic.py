@@ -5,7 +5,6 @@ where a device such as `npu:0` can be asked: `python -m faultline.selftest --dev
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from faultline import _library  # noqa: F401  the operators
+from faultline.backends import EXIT_USAGE, add_import_option, device_named, import_backends
 
 
 def selftest(device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -28,16 +28,15 @@ def main() -> int:
     """`python -m faultline.selftest`: a line an operation, kind and format; exit 1 where one does not agree."""
     parser = argparse.ArgumentParser(prog="python -m faultline.selftest", description="Kind by kind: does a device's arithmetic agree with the CPU's?")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, npu:0, …")
-    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help="a backend to import first; may be repeated")
+    add_import_option(parser, "a backend to import first")
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
     options = parser.parse_args()
-    for module in options.modules:
-        importlib.import_module(module)
     try:
-        answer = selftest(options.device)
-    except RuntimeError as error:
+        import_backends(options)
+        answer = selftest(device_named(options.device))
+    except (ValueError, RuntimeError) as error:
         print(f"faultline: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 64
+        return EXIT_USAGE
     findings = [*answer["operations"], *answer["kinds"]]
     refused = [finding for finding in findings if not finding["ok"]]
     if options.json:

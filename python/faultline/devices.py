@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from faultline.attach import Attachment
+from faultline.backends import EXIT_RUNTIME, EXIT_USAGE, add_import_option, device_named, import_backends
 from faultline.trace import _weights
 
 _OPS = torch.ops.faultline
@@ -51,16 +51,17 @@ def compare(trace: str | os.PathLike[str], second: torch.device | str, *, dtype:
     Returns `operators` and `layers`, the largest difference first, and `not_compared`. Two traces: faultline.compare()."""
     if os.path.isdir(str(second)):
         raise ValueError(f"{second} is a trace: two traces are compared as they are by faultline.compare(a, b) or `faultline compare --a A --b B`; give a device here")
-    return json.loads(_OPS.compare_trace(os.fspath(trace), torch.device(second), dtype, os.fspath(out), model))
+    return json.loads(_OPS.compare_trace(os.fspath(trace), device_named(str(second)), dtype, os.fspath(out), model))
 
 
 def _record(options) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     device, _, name = options.a.rpartition(":") if options.a.rpartition(":")[2] in _DTYPES else (options.a, "", "bf16")
+    place = device_named(device)
     # Attention in its parts: every backend has products and softmax, fused attention has a name of its own on each.
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=_DTYPES[name], attn_implementation="eager").to(device).eval()
-    tokens = AutoTokenizer.from_pretrained(options.model)(options.prompt, return_tensors="pt").input_ids.to(device)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=_DTYPES[name], attn_implementation="eager").to(place).eval()
+    tokens = AutoTokenizer.from_pretrained(options.model)(options.prompt, return_tensors="pt").input_ids.to(place)
     return record(lambda: model(input_ids=tokens, use_cache=False), options.record, model=model)
 
 
@@ -81,12 +82,11 @@ def main() -> int:
     parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="the text that is run")
     parser.add_argument("--record", metavar="TRACE", help="write the calls of --a as a trace into this folder")
     parser.add_argument("--out", default="", metavar="DIR", help="write profiles and a recipe that re-creates them into this folder")
-    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help="a backend to import first; may be repeated")
+    add_import_option(parser, "a backend to import first")
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
     options = parser.parse_args()
-    for module in options.modules:
-        importlib.import_module(module)
     try:
+        import_backends(options)
         if options.record:
             if not options.model:
                 raise ValueError("--record TRACE wants --model DIR")
@@ -100,7 +100,7 @@ def main() -> int:
         answer = compare(options.a, device if typed else options.b, dtype=_DTYPES[name] if typed else None, out=options.out, model=options.model)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"faultline: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 64 if isinstance(error, ValueError) else 2
+        return EXIT_USAGE if isinstance(error, ValueError) else EXIT_RUNTIME
     if options.json:
         print(json.dumps(answer, indent=1))
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
-import importlib
 import json
 import os
 import sys
@@ -18,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from faultline import _library  # noqa: F401  the operators
+from faultline.backends import EXIT_RUNTIME, EXIT_USAGE, add_import_option, import_backends
 
-EXIT_RUNTIME, EXIT_USAGE = 2, 64
 _FOOTER = """examples:
   python -m faultline.race --backend gloo --ranks 4
   python -m faultline.race --backend nccl --device cuda --ranks 8                      # NCCL, or RCCL in a ROCm build of torch
@@ -100,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     run = parser.add_argument_group("run")
     run.add_argument("--backend", required=True, metavar="NAME", help="of torch.distributed: nccl (also RCCL), hccl, gloo, ucc, or one that --import registers")
     run.add_argument("--device", default="cpu", help="cpu, cuda, npu, …: each rank takes the one of its local rank; npu:0: all of them the same (default cpu)")
-    run.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help="imported first, in every rank: it registers the backend or the device; may be repeated")
+    add_import_option(run, "imported first, in every rank: it registers the backend or the device")
     run.add_argument("--recipe", default="", metavar="FILE", help="a file with a race: section or a triage recipe; default: a small run")
     run.add_argument("--ranks", type=int, default=4, metavar="N", help="how many, 1 to 256 (default 4); under torchrun its WORLD_SIZE")
     run.add_argument("--launcher", default="local", metavar="NAME", help="who starts the ranks: local (default), ssh, srun, mpirun, torchrun, or a command line with {command}")
@@ -128,11 +127,10 @@ def _refuse(sentence: str) -> NoReturn:
 def _import(options: argparse.Namespace) -> None:
     if not dist.is_available():
         _refuse("this torch has no torch.distributed")
-    for module in options.modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            _refuse(f"--import {module}: {error}")
+    try:
+        import_backends(options)
+    except ValueError as error:
+        _refuse(str(error))
     known = [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
     if options.backend not in known:
         _refuse(f"--backend {options.backend}: this torch has {', '.join(known)}; a module that registers another is named with --import")

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include "host.h"
+#include "streams.h"
 
 namespace toy {
 namespace {
@@ -40,16 +41,30 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return kDevice; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream getStream(c10::Device) const override { return current_stream(); }
+  c10::Stream getDefaultStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return next_stream(); }
+  c10::Stream getNewStream(c10::Device, int) const override { return next_stream(); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  // The device is in step with the host, so that an event is over when it is recorded.
-  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  // The device is in step with the host, so that an event is over when it is recorded; streams.h watches who relies on
+  // what.
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    record_event(event, stream);
+  }
+  void block(void* event, const c10::Stream& stream) const override { block_by_event(event, stream); }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { destroy_event(event); }
+  bool queryEvent(void* event) const override {
+    host_has_seen(event);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override { host_has_seen(event); }
+  bool queryStream(const c10::Stream& stream) const override {
+    host_has_seen(stream);
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override { host_has_seen(stream); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { host_has_seen_all(); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
@@ -80,9 +95,12 @@ const bool hooked = [] {
   return true;
 }();
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  touches("a copy", from, false);
+  touches("a copy", to, true);
   Shadows shadows;
   shadows.of(to).copy_(shadows.of(from));
+  if (to.is_cpu() && !non_blocking) host_has_seen(current_stream());
   return to;
 }
 at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {

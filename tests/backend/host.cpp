@@ -8,6 +8,8 @@
 
 #include <atomic>
 
+#include "streams.h"
+
 namespace toy {
 namespace {
 
@@ -24,8 +26,12 @@ at::Tensor with_geometry(const c10::Storage& storage, c10::DispatchKey key, cons
 // Host memory that a CPU tensor holds, under the device's name.
 at::DataPtr device_pointer(const c10::Storage& host) {
   auto* keeper = new c10::Storage(host);
-  return {keeper->mutable_data(), keeper, [](void* kept) { delete static_cast<c10::Storage*>(kept); },
-          c10::Device(kType, 0)};
+  const auto free = [](void* kept) {
+    auto* storage = static_cast<c10::Storage*>(kept);
+    forget_memory(storage->data(), storage->nbytes());
+    delete storage;
+  };
+  return {keeper->mutable_data(), keeper, free, c10::Device(kType, 0)};
 }
 
 c10::Storage device_storage(const c10::Storage& host) {
@@ -147,6 +153,28 @@ void Shadows::settle() {
   }
 }
 
+// What an operator does to memory, told to the watch over streams. A view does nothing.
+void watch_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!streams_are_watched()) return;
+  const auto& schema = op.schema();
+  const std::size_t arguments = schema.arguments().size();
+  const auto is_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  };
+  if (std::any_of(schema.returns().begin(), schema.returns().end(), is_view)) return;
+  for (const bool writes : {false, true}) {  // what it writes stands for what it reads of the same memory
+    for (std::size_t i = 0; i < arguments; ++i) {
+      const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+      if ((alias != nullptr && alias->isWrite()) != writes) continue;
+      over_tensors(torch::jit::peek(stack, i, arguments), [&](const at::Tensor& tensor) {
+        touches(schema.name(), tensor, writes);
+        return tensor;
+      });
+    }
+  }
+  if (schema.name() == "aten::_local_scalar_dense") host_has_seen(current_stream());
+}
+
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string& name = op.operator_name().name;
   if (defect == Defect::kNoShifts && is_shift(name))
@@ -156,6 +184,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const std::size_t arguments = op.schema().arguments().size(), results = op.schema().returns().size();
+  watch_arguments(op, *stack);
   for (std::size_t i = 0; i < arguments; ++i) {
     c10::IValue& value = torch::jit::peek(*stack, i, arguments);
     value = over_tensors(value, [&](const at::Tensor& tensor) { return shadows.of(tensor); });
@@ -170,7 +199,9 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     c10::IValue& value = torch::jit::peek(*stack, i, results);
     value = over_tensors(value, [&](const at::Tensor& tensor) {
       if (imprecise) lose_precision(tensor);
-      return shadows.back(tensor);
+      const at::Tensor result = shadows.back(tensor);
+      if (op.schema().returns()[i].alias_info() == nullptr) touches(name, result, true);
+      return result;
     });
   }
 }

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "host.h"
+#include "streams.h"
 
 namespace toy {
 namespace {
@@ -51,6 +52,10 @@ void set_defect_named(const std::string& name) {
                                    : Defect::kNone);
 }
 
+// For collectives over the host: the same bytes as a tensor of the CPU; and what they do, told to the watch.
+at::Tensor host_view(const at::Tensor& x) { return Shadows().of(x); }
+void use(const at::Tensor& x, bool writes, const std::string& who) { touches(who, x, writes); }
+
 TORCH_LIBRARY(toy, m) {
   m.def("fused_rms_norm(Tensor x, Tensor weight, float epsilon) -> (Tensor, Tensor)");
   m.def("fused_rms_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor scale) -> (Tensor, Tensor)");
@@ -58,6 +63,10 @@ TORCH_LIBRARY(toy, m) {
   m.def("gate(Tensor x, Tensor by) -> Tensor");
   m.def("set_defect(str name) -> ()", set_defect_named);
   m.def("calls_on_host() -> int", calls_on_host);
+  m.def("watch_streams(bool on) -> ()", watch_streams);
+  m.def("races() -> str[]", races);
+  m.def("host_view(Tensor x) -> Tensor", host_view);
+  m.def("use(Tensor x, bool writes, str who) -> ()", use);
 }
 TORCH_LIBRARY_IMPL(toy, CPU, m) {
   m.impl("fused_rms_norm", rms_norm);

@@ -1,11 +1,12 @@
-// relative_gaussian.h's column with AVX-512: eight blocks of random words, 64 positions. A finite x that the noise
-// moves is the only one whose y compares unequal, so that one comparison stands for every special case. Zeros and
-// non-finite numbers are told from the result by one comparison of 32 elements and then counted apart.
+// relative_gaussian.h's column with AVX-512: eight blocks of random words, 64 positions of bf16 or 32 of fp32. A finite
+// x that the noise moves is the only one whose y compares unequal, so that one comparison stands for every special
+// case. Zeros and non-finite numbers are told from the result by one comparison of a vector and then counted apart.
 #pragma once
 
 // GCC 12 takes its own _mm512_undefined_*() for a mistake of ours.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
@@ -16,10 +17,12 @@ namespace faultline::numeric::cpu {
 namespace {
 
 template <class Type>
-constexpr bool kHasColumn = Type::kDtype == Dtype::kBFloat16;
+constexpr bool kHasColumn = Type::kDtype == Dtype::kBFloat16 || Type::kDtype == Dtype::kFloat32;
 template <class Type>
-constexpr int kColumn = 64;  // positions that are walked together
-constexpr int kVectors = 4;  // of 16 lanes: even and odd elements of the first 32, of the last 32
+constexpr int kColumn = 8 * 128 / Type::kWidth;  // positions that are walked together
+// Of 16 lanes: even and odd elements of bf16's first 32, of its last 32; fp32's first 16, its last 16.
+template <class Type>
+constexpr int kVectors = kColumn<Type> / 16;
 using Vector = __m512;
 
 // What Philox is given for a whole call; every 64-bit lane computes one block in its low half.
@@ -44,7 +47,8 @@ Counter make_counter(const Control& control, uint64_t key) {
   return counter;
 }
 
-// The words of eight consecutive blocks: 32 elements in each result, two a word.
+// The words of eight consecutive blocks, in order: 16 in each result, for 32 elements of bf16, two a word, or 16 of
+// fp32.
 inline void draw(const Counter& counter, uint64_t block, __m512i (&words)[2]) {
   const __m512i first = broadcast(0xD2511F53u), second = broadcast(0xCD9E8D57u);
   __m512i c0 = _mm512_add_epi64(counter.lane, broadcast(static_cast<uint32_t>(block)));
@@ -67,10 +71,12 @@ inline __m512 gather(__m256i index, const Segment* table) {
   return _mm512_castsi512_ps(_mm512_i32gather_epi64(index, table, sizeof(Segment)));
 }
 
+template <class Type>
 inline __m512 deviates(__m512i odd, const Segment* table) {
   const __m512 value = _mm512_cvtepi32_ps(odd);
   const __m512i bits = _mm512_castps_si512(value);
-  const __m512i index = _mm512_and_si512(_mm512_srli_epi32(bits, 19), _mm512_set1_epi32(255));
+  const __m512i index =
+      _mm512_and_si512(_mm512_srli_epi32(bits, 19), _mm512_set1_epi32(Type::kWidth == 16 ? 255 : 511));
   // A slope and its base are fetched together: half the loads of two gathers.
   const __m512 low = gather(_mm512_castsi512_si256(index), table);
   const __m512 high = gather(_mm512_extracti64x4_epi64(index, 1), table);
@@ -95,10 +101,12 @@ inline __m512 noisy(__m512 x, __m512 deviate) {
 // The ledger's lanes of a column.
 template <class Type>
 struct ColumnLanes {
-  __m512 abs[kVectors] = {}, squared_error[kVectors] = {}, squared_value[kVectors] = {}, max[kVectors] = {};
+  static constexpr int kCount = kVectors<Type>;
+  __m512 abs[kCount] = {}, squared_error[kCount] = {}, squared_value[kCount] = {}, max[kCount] = {};
 };
 
-inline void add(ColumnLanes<BFloat16>& lanes, int i, __m512 x, __m512 y) {
+template <class Type>
+inline void add(ColumnLanes<Type>& lanes, int i, __m512 x, __m512 y) {
   const __m512 e = _mm512_sub_ps(y, x), size = _mm512_abs_ps(e);
   lanes.abs[i] = _mm512_add_ps(lanes.abs[i], size);
   lanes.squared_error[i] = _mm512_fmadd_ps(e, e, lanes.squared_error[i]);
@@ -155,7 +163,7 @@ inline void fault_column(const Counter& counter, const Segment* table, uint64_t 
     const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(odd_words, 16), 16);
     const __m512i odd = _mm512_srai_epi32(odd_words, 16);
     const Elements x = elements_of(before);
-    const Elements y = {noisy(x.even, deviates(even, table)), noisy(x.odd, deviates(odd, table))};
+    const Elements y = {noisy(x.even, deviates<BFloat16>(even, table)), noisy(x.odd, deviates<BFloat16>(odd, table))};
     const __m512i after =
         _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(y.even), 16), _mm512_castps_si512(y.odd));
     _mm512_storeu_si512(values + 32 * half, after);
@@ -163,8 +171,53 @@ inline void fault_column(const Counter& counter, const Segment* table, uint64_t 
   }
 }
 
-// 8 -> 1 in the order of add_chunk_lanes: a chunk is even and odd elements of four neighbouring words.
-inline void write_chunks(const __m512 (&lanes)[kVectors], float* chunks) {
+// fp32: the same with one element a word.
+__attribute__((noinline)) void count_special(__m512 before, __m512 after, int64_t* counts) {
+  constexpr int kZero = 0x06, kNonfinite = 0x99;  // classes of numbers
+  const __mmask16 zero_before = _mm512_fpclass_ps_mask(before, kZero), zero = _mm512_fpclass_ps_mask(after, kZero);
+  counts[kCountNonzero] += 16 - _mm_popcnt_u32(zero_before);
+  counts[kCountZeroed] += _mm_popcnt_u32(static_cast<__mmask16>(zero & ~zero_before));
+  counts[kCountNonfinite] += _mm_popcnt_u32(_mm512_fpclass_ps_mask(after, kNonfinite));
+}
+
+template <bool kCounted>
+inline void fault_column(const Counter& counter, const Segment* table, uint64_t block, uint32_t* values,
+                         ColumnLanes<Float32>& lanes, int64_t* counts) {
+  __m512i words[2];
+  draw(counter, block, words);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m512 x = _mm512_loadu_ps(values + 16 * half);
+    const __m512 moved =
+        _mm512_fmadd_ps(deviates<Float32>(_mm512_or_si512(words[half], _mm512_set1_epi32(1)), table), x, x);
+    const __mmask16 moves = _mm512_cmp_ps_mask(moved, x, _CMP_NEQ_OQ);
+    __m512 y = _mm512_mask_mov_ps(x, moves, moved);
+    _mm512_storeu_ps(values + 16 * half, y);
+    if constexpr (!kCounted) continue;
+    counts[kCountChanged] += _mm_popcnt_u32(moves);
+    if (__builtin_expect(_mm512_fpclass_ps_mask(y, 0x9F) != 0, 0)) {  // zero or not finite
+      count_special(x, y, counts);
+      x = zero_unless_finite(x, y), y = zero_unless_finite(y, y);
+    } else {
+      counts[kCountNonzero] += 16;
+    }
+    add(lanes, half, x, y);
+  }
+}
+
+// 8 -> 1 in the order of add_chunk_lanes: a chunk is half a vector.
+inline void write_chunks(const __m512 (&lanes)[kVectors<Float32>], float* chunks) {
+  const __m512 pairs =
+      _mm512_add_ps(_mm512_shuffle_ps(lanes[0], lanes[1], 0x88), _mm512_shuffle_ps(lanes[0], lanes[1], 0xDD));
+  const __m512 quads = _mm512_add_ps(pairs, _mm512_movehdup_ps(pairs));  // of the first vector at 0, of the last at 2
+  const __m512i first = _mm512_setr_epi32(0, 8, 2, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m512i second = _mm512_setr_epi32(4, 12, 6, 14, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m512 sums = _mm512_add_ps(_mm512_permutexvar_ps(first, quads), _mm512_permutexvar_ps(second, quads));
+  _mm_store_ps(chunks, _mm512_castps512_ps128(sums));
+}
+
+// A chunk is even and odd elements of four neighbouring words.
+inline void write_chunks(const __m512 (&lanes)[kVectors<BFloat16>], float* chunks) {
   const __m512 first = _mm512_add_ps(lanes[0], lanes[1]), last = _mm512_add_ps(lanes[2], lanes[3]);
   const __m512 quads = _mm512_add_ps(_mm512_shuffle_ps(first, last, 0x88), _mm512_shuffle_ps(first, last, 0xDD));
   const __m512 sums = _mm512_add_ps(quads, _mm512_movehdup_ps(quads));
