@@ -14,7 +14,7 @@ foreach(module site aqn experiment triage recipe)
 endforeach()
 file(GLOB_RECURSE schemas CONFIGURE_DEPENDS src/*_schema.cpp)
 list(FILTER schemas EXCLUDE REGEX "/src/base/")
-list(APPEND fuzzed_files ${schemas} src/numeric/rule.cpp src/numeric/short_form.cpp src/numeric/fault.cpp src/numeric/catalogue.cpp src/tap/plan_rule.cpp)
+list(APPEND fuzzed_files ${schemas} src/numeric/rule.cpp src/numeric/short_form.cpp src/numeric/fault.cpp src/numeric/catalogue.cpp src/numeric/format_table.cpp src/tap/plan_rule.cpp)
 set_source_files_properties(${fuzzed_files} PROPERTIES COMPILE_OPTIONS "${fuzz_options}" SKIP_PRECOMPILE_HEADERS ON)
 target_link_options(faultline_lib PRIVATE ${fuzz_sanitizers})
 target_link_libraries(faultline_lib PRIVATE -Wl,--unresolved-symbols=ignore-all)  # the program has the counters

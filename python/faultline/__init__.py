@@ -79,6 +79,7 @@ LEDGER_COLUMNS = (
     "max_abs_error",
     "sampled",
     "sum_squared_relative",
+    "struck",
 )
 """The names of a ledger row's columns, in their order: what read_ledger() gives, without what follows from them."""
 _SUMS = ("sum_abs_error", "sum_squared_error", "sum_squared_value", "max_abs_error", "sum_squared_relative")

@@ -51,16 +51,15 @@ Json explain_fault(const numeric::KindInfo& info) {
 
 // The parameters of `quantize` that this format takes.
 bool takes(const numeric::FormatInfo& format, const std::string& parameter) {
-  const bool integer = format.kind == numeric::FormatKind::kInt, bfp = format.kind == numeric::FormatKind::kBfp;
+  using numeric::FormatFamily;
+  const bool integer = format.family == FormatFamily::kInteger, bfp = format.family == FormatFamily::kBfp;
   if (parameter == "format") return false;
-  if (parameter == "granularity") {
-    return integer || format.kind == numeric::FormatKind::kFp8E4m3 || format.kind == numeric::FormatKind::kFp8E5m2;
-  }
+  if (parameter == "granularity") return integer || format.family == FormatFamily::kFp8;
   if (parameter == "block") return integer || bfp;
   if (parameter == "bits") return bfp;
   if (parameter == "scheme") return integer;
-  if (parameter == "scale_floor")
-    return format.kind == numeric::FormatKind::kNvfp4 || format.kind == numeric::FormatKind::kNvfp4Single;
+  if (parameter == "scale_floor") return format.format.scale == numeric::ScaleRule::kNarrow;
+  if (parameter == "rounding") return format.format.element != numeric::ElementRule::kLevels;
   return true;
 }
 
@@ -70,6 +69,7 @@ Json explain_format(const numeric::FormatInfo& info) {
   json["block"] = info.block;
   json["scale"] = info.scale;
   json["element"] = info.element;
+  if (!info.follows.empty()) json["follows"] = info.follows;
   json["parameters"] = Json::array();
   for (const numeric::ParameterInfo& parameter : quantize.parameters) {
     if (takes(info, parameter.name)) json["parameters"].push_back(parameter_json(parameter));

@@ -61,6 +61,7 @@ std::string report_text(const LedgerReport& report) {
       {"  SQNR", n.sqnr_db ? fmt::format("{:.2f} dB", *n.sqnr_db) : "-"},
       {"  strength", n.relative_rms ? number_text(*n.relative_rms) : "-"},
   };
+  if (n.struck > 0) rows.insert(rows.begin() + 8, {"  struck", count_text(n.struck) + " codes or scales"});
   if (report.band) {
     rows.back().back() += fmt::format(" (expected {}, band {} to {})", number_text(report.band->expected),
                                       number_text(report.band->low), number_text(report.band->high));

@@ -22,6 +22,7 @@ numeric::LedgerNumbers numbers_of(const Json& counts, const std::string& rule) {
     sum.calls += of("calls"), sum.active_calls += of("active_calls"), sum.elements += of("elements");
     sum.selected += of("selected"), sum.changed += of("changed"), sum.nonzero += of("nonzero");
     sum.zeroed += of("zeroed"), sum.nonfinite += of("nonfinite"), sum.saturated += of("saturated");
+    sum.struck += row.value("struck", 0.0);
   }
   return sum;
 }

@@ -53,36 +53,42 @@ at::Tensor cpu_reference(const FaultArguments& a, const at::Tensor& x) {
   return reference;
 }
 
-std::vector<UnitRange> cpu_ranges(const QuantizeArguments& q, const at::Tensor& x) {
+struct Ranges {
+  std::vector<UnitRange> units;
+  UnitRange tensor;
+};
+
+Ranges cpu_ranges(const QuantizeArguments& q, const at::Tensor& x) {
   const auto& kernels = cpu::kernels();
   const void* data = x.const_data_ptr();
+  Ranges ranges;
   if (q.format.granularity == Granularity::kTile) {
-    const int64_t down = (q.rows + kFormatTile - 1) / kFormatTile, across = (q.columns + kFormatTile - 1) / kFormatTile;
-    std::vector<UnitRange> ranges(static_cast<std::size_t>(down * across));
-    at::parallel_for(0, down, 1, [&](int64_t first, int64_t last) {
-      kernels.tile_ranges(q.dtype, data, q.rows, q.columns, first, last, ranges.data());
+    const int64_t down = tiles_down(q), grain = std::max<int64_t>(1, 32768 / (q.columns * q.format.tile_rows));
+    ranges.units.resize(static_cast<std::size_t>(down * tiles_across(q)));
+    at::parallel_for(0, down, grain, [&](int64_t first, int64_t last) {
+      kernels.tile_ranges(q, data, first, last, ranges.units.data());
     });
-    return ranges;
+  } else {
+    ranges.units.resize(static_cast<std::size_t>(q.rows));
+    at::parallel_for(0, q.rows, std::max<int64_t>(1, 32768 / q.columns), [&](int64_t first, int64_t last) {
+      kernels.row_ranges(q, data, first, last, ranges.units.data());
+    });
   }
-  std::vector<UnitRange> ranges(static_cast<std::size_t>(q.rows));
-  at::parallel_for(0, q.rows, std::max<int64_t>(1, 32768 / q.columns), [&](int64_t first, int64_t last) {
-    kernels.row_ranges(q.dtype, data, q.columns, first, last, ranges.data());
-  });
-  if (q.format.granularity == Granularity::kRow) return ranges;
-  UnitRange all;
-  for (const UnitRange& range : ranges) {
-    all = {std::max(all.amax, range.amax), std::min(all.low, range.low), std::max(all.high, range.high),
-           all.nonfinite | range.nonfinite};
+  for (const UnitRange& range : ranges.units) {
+    ranges.tensor = {std::max(ranges.tensor.amax, range.amax), std::min(ranges.tensor.low, range.low),
+                     std::max(ranges.tensor.high, range.high), ranges.tensor.nonfinite | range.nonfinite};
   }
-  return {all};
+  if (q.format.granularity == Granularity::kTensor) ranges.units = {ranges.tensor};
+  return ranges;
 }
 
 // Run the lowered call on a contiguous CPU tensor; the caller has found that the fault acts. `partials`: one a segment,
 // or null.
 void run_on_cpu(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&, SegmentPartial* partials) {
-  std::vector<UnitRange> ranges;
+  Ranges ranges;
   if (needs_ranges(q.format) && x.numel() > 0) ranges = cpu_ranges(q, x);
-  q.ranges = ranges.data();
+  q.ranges = ranges.units.data();
+  q.tensor = &ranges.tensor;
   const Traversal traversal = traversal_of(q, partials != nullptr);
   over_segments(traversal, [&](int64_t first, int64_t last) {
     cpu::kernels().quantize(q, traversal, first, last, x.mutable_data_ptr(), partials);

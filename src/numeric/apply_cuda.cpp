@@ -43,24 +43,20 @@ at::Tensor cuda_reference(const FaultArguments& a, const at::Tensor& x, void* st
   return reference;
 }
 
-at::Tensor cuda_ranges(const QuantizeArguments& q, const at::Tensor& x, void* stream) {
-  const bool tensor = q.format.kind == FormatKind::kNvfp4 || q.format.granularity == Granularity::kTensor;
-  const Granularity granularity = tensor ? Granularity::kTensor : q.format.granularity;
-  const int64_t tiles = ((q.rows + kFormatTile - 1) / kFormatTile) * ((q.columns + kFormatTile - 1) / kFormatTile);
-  const int64_t units = tensor ? 1 : granularity == Granularity::kRow ? q.rows : tiles;
-  at::Tensor ranges =
-      at::zeros({units, static_cast<int64_t>(sizeof(UnitRange) / sizeof(float))}, x.options().dtype(at::kFloat));
-  cuda::unit_ranges(q.dtype, granularity, q.format.kind == FormatKind::kNvfp4, x.const_data_ptr(), q.rows, q.columns,
-                    reinterpret_cast<UnitRange*>(ranges.mutable_data_ptr<float>()), stream);
-  return ranges;
-}
-
 void run_on_cuda(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTensors&,
                  const cuda::Evidence& evidence, void* stream) {
-  at::Tensor ranges;
+  at::Tensor ranges;  // units, then the tensor's
   if (needs_ranges(q.format) && x.numel() > 0) {
-    ranges = cuda_ranges(q, x, stream);
-    q.ranges = reinterpret_cast<const UnitRange*>(ranges.const_data_ptr<float>());
+    const int64_t units = !has_units(q.format)                         ? 0
+                          : q.format.granularity == Granularity::kRow  ? q.rows
+                          : q.format.granularity == Granularity::kTile ? tiles_down(q) * tiles_across(q)
+                                                                       : 1;
+    constexpr int64_t kWords = sizeof(UnitRange) / sizeof(float);
+    ranges = at::zeros({units + 1, kWords}, x.options().dtype(at::kFloat));
+    auto* all = reinterpret_cast<UnitRange*>(ranges.mutable_data_ptr<float>());
+    cuda::unit_ranges(q, x.const_data_ptr(), all, all + units, stream);
+    q.ranges = all;
+    q.tensor = all + units;
   }
   cuda::quantize(q, traversal_of(q, evidence.ledger != nullptr), x.mutable_data_ptr(), evidence, stream);
 }

@@ -17,11 +17,6 @@ inline uint64_t* ledger_words(const at::Tensor& ledger) {
   return reinterpret_cast<uint64_t*>(ledger.mutable_data_ptr<int64_t>());
 }
 
-inline bool needs_ranges(const FormatArguments& format) {
-  return format.kind == FormatKind::kNvfp4 ||
-         (format.granularity != Granularity::kBlock && format.kind != FormatKind::kCast);
-}
-
 inline int64_t chunks_of(const FaultArguments& a) { return (a.elements + kChunk - 1) / kChunk; }
 inline int64_t chunks_of(const QuantizeArguments& q) { return q.rows * q.chunks_per_row; }
 

@@ -14,6 +14,8 @@ enum Stream : uint32_t {
   kGaussianStream = 0,
   kFirstStream = 1,
   kRoundingStream = 3,
+  kCodeStream = 4,
+  kScaleStream = 5,
   kCallStream = 7,
   kFlipStream = 16
 };

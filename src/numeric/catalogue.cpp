@@ -1,5 +1,4 @@
-// The catalogue of fault kinds and number formats: one entry each, read by the parser, the schema, `list` and
-// `explain`.
+// The catalogue of fault kinds: one entry each, read by the parser, the schema, `list` and `explain`.
 #include "numeric/fault.h"
 
 namespace faultline::numeric {
@@ -237,28 +236,42 @@ std::vector<KindInfo> replacement_kinds() {
   };
 }
 
+// A fault of the encoded form: `bit` counts from the lowest.
+Schema encoding_fault(bool stuck) {
+  Schema map = Schema::map()
+                   .field("where", Schema::choice({"codes", "scales"}),
+                          {.required = true, .doc = "elements' codes, or units' scales"})
+                   .field("bit", Schema::integer({.min = 0, .max = 7}), {.required = stuck, .doc = "0 = lowest"});
+  if (stuck)
+    return map.field("value", Schema::integer({.min = 0, .max = 1}), {.default_value = Node(0), .doc = "0 or 1"});
+  return map.field("rate", Schema::number({.min = 0, .max = 1, .exclusive_min = true}),
+                   {.required = true, .doc = "probability a code or scale and call; without bit: any of its bits"});
+}
+
 KindInfo quantize_kind() {
-  std::vector<std::string> names;
-  for (const FormatInfo& format : format_infos()) names.push_back(format.name);
-  return {FaultKind::kQuantize,
-          "quantize",
-          "y = dequantise(quantise(x))",
-          "a number format; gradients pass straight through",
-          {required("format", Schema::choice(names), "see `faultline list formats`"),
-           with_default("rounding", Schema::choice({"nearest", "stochastic"}), "nearest",
-                        "to nearest even, or up with probability distance/gap"),
-           optional("granularity", Schema::choice({"tensor", "row", "channel", "tile", "group"}),
-                    "fp8: tensor (default), row or 128x128 tile; int: tensor, channel (= row, default) or group"),
-           optional("block", Schema::integer({.min = 8, .max = 256}).check(power_of_two_block),
-                    "int group or bfp block along the last dimension, a power of two; default 32"),
-           optional("bits", Schema::integer({.min = 1, .max = 16}), "bfp: mantissa bits; default 8"),
-           with_default("scheme", Schema::choice({"symmetric", "affine"}), "symmetric", "int only"),
-           with_default("nonfinite", Schema::choice({"propagate", "spec"}), "propagate",
-                        "spec: a NaN or Inf makes its block NaN, as OCP has it"),
-           with_default("scale_floor", Schema::choice({"subnormal", "normal"}), "subnormal",
-                        "nvfp4: smallest block scale 2^-9, or 2^-6 as torchao has it")},
-          "quantize(format=mxfp4) @ operator=matmul,surface=weight",
-          "Blocks run along the last dimension and never cross rows."};
+  return {
+      FaultKind::kQuantize,
+      "quantize",
+      "y = dequantise(quantise(x))",
+      "a number format; gradients pass straight through",
+      {required("format", format_schema(), "a name of `faultline list formats`, or a map {element, scale, block, …}"),
+       with_default("rounding", Schema::choice({"nearest", "stochastic", "away", "zero"}), "nearest",
+                    "to nearest, ties as the format has them (most: even); up with probability distance/gap; to "
+                    "nearest, ties away from zero; toward zero"),
+       optional("granularity", Schema::choice({"tensor", "row", "channel", "tile", "group"}),
+                "fp8: tensor (default), row or 128x128 tile; int: tensor, channel (= row, default) or group"),
+       optional("block", Schema::integer({.min = 8, .max = 256}).check(power_of_two_block),
+                "int group or bfp block along the last dimension, a power of two; default 32"),
+       optional("bits", Schema::integer({.min = 1, .max = 16}), "bfp: mantissa bits; default 8"),
+       with_default("scheme", Schema::choice({"symmetric", "affine"}), "symmetric", "int only"),
+       with_default("nonfinite", Schema::choice({"propagate", "spec"}), "propagate",
+                    "spec: a NaN or Inf makes its block NaN, as OCP has it"),
+       with_default("scale_floor", Schema::choice({"subnormal", "normal"}), "subnormal",
+                    "scales eXmY (nvfp4): subnormal ones too, or at least 2^-6 as torchao has it"),
+       optional("flip", encoding_fault(false), "{where: codes|scales, rate, bit}: one bit of a code or scale flipped"),
+       optional("stuck", encoding_fault(true), "{where: codes|scales, bit, value}: one bit of all of them forced")},
+      "quantize(format=mxfp4) @ operator=matmul,surface=weight",
+      "Blocks run along the last dimension and never cross rows."};
 }
 
 std::vector<KindInfo> make_kinds() {
@@ -269,34 +282,7 @@ std::vector<KindInfo> make_kinds() {
   return all;
 }
 
-std::vector<FormatInfo> make_formats() {
-  std::vector<FormatInfo> all = {
-      {FormatKind::kMxfp4, "mxfp4", "32", "E8M0, floor(log2 amax) - 2", "E2M1"},
-      {FormatKind::kMxfp4Ceil, "mxfp4_ceil", "32", "E8M0, smallest 2^e with amax <= 6*2^e", "E2M1"},
-      {FormatKind::kMxfp8E4m3, "mxfp8_e4m3", "32", "E8M0, floor(log2 amax) - 8", "E4M3"},
-      {FormatKind::kMxfp8E5m2, "mxfp8_e5m2", "32", "E8M0, floor(log2 amax) - 15", "E5M2"},
-      {FormatKind::kNvfp4, "nvfp4", "16", "fp32 tensor scale amax/2688 and E4M3 block scale", "E2M1"},
-      {FormatKind::kNvfp4Single, "nvfp4_single", "16", "E4M3 block scale alone (for comparison)", "E2M1"},
-      {FormatKind::kFp8E4m3, "fp8_e4m3", "tensor, row or 128x128 tile", "fp32, amax/448", "E4M3, saturating"},
-      {FormatKind::kFp8E5m2, "fp8_e5m2", "tensor, row or 128x128 tile", "fp32, amax/57344", "E5M2, saturating"},
-  };
-  for (int bits = 2; bits <= 8; ++bits) {
-    all.push_back({FormatKind::kInt, "int" + std::to_string(bits), "tensor, channel or group",
-                   "fp32, symmetric or affine", "integer"});
-  }
-  all.push_back({FormatKind::kBfp, "bfp", "8 … 256", "shared exponent of the block's largest", "integer mantissa"});
-  all.push_back({FormatKind::kCast, "bf16", "-", "-", "cast"});
-  all.push_back({FormatKind::kCast, "fp16", "-", "-", "cast"});
-  all.push_back({FormatKind::kCast, "tf32", "-", "-", "cast"});
-  return all;
-}
-
 }  // namespace
-
-std::span<const FormatInfo> format_infos() {
-  static const std::vector<FormatInfo> formats = make_formats();
-  return formats;
-}
 
 std::span<const KindInfo> kind_infos() {
   static const std::vector<KindInfo> kinds = make_kinds();

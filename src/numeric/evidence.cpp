@@ -29,12 +29,21 @@ bool may_stay_silent(const Rule& rule, Dtype dtype, const LedgerNumbers& numbers
   return numbers.elements == 0;
 }
 
+// Codes or scales that a fault in a format's encoding should have changed; 0: nobody can say.
+double expected_strikes(const FormatArguments& format, const LedgerNumbers& n) {
+  if (format.stuck) return n.nonzero > 0 ? INFINITY : 0;
+  const bool codes = format.faulty == Encoded::kCodes, blocks = format.granularity == Granularity::kBlock;
+  const double words = codes ? n.selected : blocks ? n.selected / format.block : 0;
+  return words * format.flip_rate;
+}
+
 }  // namespace
 
 LedgerNumbers read_ledger(const double* row) {
   LedgerNumbers n;
   n.calls = row[kCalls], n.active_calls = row[kActiveCalls], n.elements = row[kElements], n.selected = row[kSelected];
   n.changed = row[kChanged], n.nonzero = row[kNonzero], n.zeroed = row[kZeroed], n.nonfinite = row[kNonfinite];
+  n.struck = row[kStruck];
   n.saturated = row[kSaturated], n.sampled = row[kSampled], n.max_abs_error = row[kMaxAbsError];
   if (n.elements > 0) {
     n.mean_abs_error = row[kSumAbsError] / n.elements;
@@ -55,6 +64,7 @@ Json to_json(const LedgerNumbers& n) {
                {"saturated", n.saturated}, {"mean_abs_error", n.mean_abs_error},
                {"rms_error", n.rms_error}, {"max_abs_error", n.max_abs_error},
                {"sampled", n.sampled},     {"survival", n.survival}};
+  if (n.struck > 0) json["struck"] = n.struck;
   json["relative_rms"] = n.relative_rms ? Json(*n.relative_rms) : Json();
   json["sqnr_db"] = n.sqnr_db ? Json(*n.sqnr_db) : Json();
   return json;
@@ -109,6 +119,9 @@ std::vector<Complaint> missing_evidence(const Rule& rule, Dtype dtype, const Led
     complain(kUnselected, "its extent selects none of the elements; raise extent.fraction or change the seed");
   if (n.selected > 0 && n.changed == 0 && !may_stay_silent(rule, dtype, n))
     complain(kUnchanged, "it changed not one bit");
+  if (rule.what.format.faulty != Encoded::kNothing && n.struck == 0 && n.selected > 0 &&
+      expected_strikes(rule.what.format, n) >= 25)
+    complain(kUnchanged, "its fault in the encoding changed no code and no scale");
   if (rule.what.kind == FaultKind::kBitflip && rule.what.count > 0 && n.elements > 0 &&
       n.changed != n.active_calls * static_cast<double>(rule.what.count)) {
     complain(kFlips, fmt::format("{} elements changed in {} calls where exactly {} a call were asked for", n.changed,

@@ -15,7 +15,7 @@ namespace faultline::numeric {
 
 struct LedgerNumbers {
   double calls = 0, active_calls = 0, elements = 0, selected = 0, changed = 0, nonzero = 0, zeroed = 0, nonfinite = 0,
-         saturated = 0, sampled = 0;
+         saturated = 0, sampled = 0, struck = 0;
   double mean_abs_error = 0;
   double rms_error = 0;
   double max_abs_error = 0;

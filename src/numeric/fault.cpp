@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <array>
 
-#include "base/text.h"
-
 namespace faultline::numeric {
 namespace {
 
@@ -67,10 +65,9 @@ void read_saturate(const Node& what, FaultSpec& spec) {
   spec.strength = limit ? limit->as_number() : margin ? margin->as_number() : 0.3;
 }
 
-void read_granularity(const Node& what, FormatArguments& format) {
+void read_granularity(const Node& what, FormatFamily family, FormatArguments& format) {
   const Node *granularity = what.find("granularity"), *block = what.find("block"), *bits = what.find("bits");
-  const bool is_int = format.kind == FormatKind::kInt;
-  const bool is_fp8 = format.kind == FormatKind::kFp8E4m3 || format.kind == FormatKind::kFp8E5m2;
+  const bool is_int = family == FormatFamily::kInteger, is_fp8 = family == FormatFamily::kFp8;
   if (granularity) {
     const std::string& name = granularity->as_string();
     const bool fits = (is_fp8 && (name == "tensor" || name == "row" || name == "tile")) ||
@@ -84,31 +81,76 @@ void read_granularity(const Node& what, FormatArguments& format) {
                                            : Granularity::kRow;
   }
   if (block) {
-    if (format.kind != FormatKind::kBfp && !(is_int && format.granularity == Granularity::kBlock))
+    if (family != FormatFamily::kBfp && !(is_int && format.granularity == Granularity::kBlock))
       throw block->error("only bfp and int with granularity: group take a block");
     format.block = static_cast<int32_t>(block->as_integer());
   }
   if (bits) {
-    if (format.kind != FormatKind::kBfp)
-      throw bits->error("only bfp takes bits; an integer format has them in its name");
+    if (family != FormatFamily::kBfp) throw bits->error("only bfp takes bits; an integer format has them in its name");
     format.bits = static_cast<int32_t>(bits->as_integer());
+    format.limit = (1 << format.bits) - 1;
   }
 }
 
+void read_rounding(const Node& what, FormatArguments& format) {
+  const Node* own = what.at("format").is_map() ? what.at("format").find("rounding") : nullptr;
+  const Node& node = own != nullptr ? *own : what.at("rounding");
+  if (own != nullptr && !is(what, "rounding", "nearest"))
+    throw own->error("rounding stands in the format and beside it; leave one out");
+  const std::string& name = node.as_string();
+  if (name == "nearest") return;  // the format's own
+  format.rounding = name == "stochastic" ? Rounding::kStochastic : name == "away" ? Rounding::kAway : Rounding::kZero;
+  if (format.element == ElementRule::kLevels)
+    throw node.error("nf4 and fp4 take the nearest of their numbers; leave rounding out");
+  if (format.element == ElementRule::kCast && format.rounding != Rounding::kStochastic)
+    throw node.error("a cast rounds to nearest or stochastically");
+}
+
+void read_encoding_fault(const Node& what, FormatArguments& format) {
+  const Node *flip = what.find("flip"), *stuck = what.find("stuck");
+  if (flip && stuck) throw stuck->error("give flip or stuck; two faults are two rules");
+  if (!flip && !stuck) return;
+  const Node& node = flip ? *flip : *stuck;
+  const bool codes = is(node, "where", "codes");
+  format.faulty = codes ? Encoded::kCodes : Encoded::kScales;
+  format.stuck = stuck != nullptr;
+  if (const Node* bit = node.find("bit")) format.fault_bit = static_cast<int32_t>(bit->as_integer());
+  if (flip) format.flip_rate = static_cast<float>(node.at("rate").as_number());
+  if (stuck) format.stuck_value = node.at("value").as_integer() == 1;
+  const bool bfp = format.element == ElementRule::kInteger && format.scale == ScaleRule::kPower;
+  const bool table = format.element == ElementRule::kLevels && format.levels == Levels::kFp4;
+  if (codes && (bfp || table || format.element == ElementRule::kTapered || format.element == ElementRule::kCast))
+    throw node.error(
+        "codes of minifloats (MX, NVFP4, FP8, FP6), integers, NF4 and HiF4 can be struck; this format's are not "
+        "modelled");
+  const bool stored = format.scale == ScaleRule::kPower || format.scale == ScaleRule::kNarrow ||
+                      format.scale == ScaleRule::kReciprocal || format.scale == ScaleRule::kHierarchy;
+  if (!codes && (bfp || !stored))
+    throw node.error("scales of 8 bits (E8M0, E4M3, E5M3, E6M2) can be struck; for an fp32 scale use the kind gain");
+  if (codes && format.fault_bit >= format.bits)
+    throw node.error(fmt::format("bit {} does not exist in a code of {} bits", format.fault_bit, format.bits));
+}
+
 void read_quantize(const Node& what, FaultSpec& spec) {
-  spec.format_name = what.at("format").as_string();
-  spec.format = format_by_name(spec.format_name);
-  read_granularity(what, spec.format);
-  spec.format.stochastic = is(what, "rounding", "stochastic");
+  const Node& format = what.at("format");
+  spec.format = read_format(format);
+  spec.format_name = format.is_map() ? format.at("element").as_string() + " format" : format.as_string();
+  const FormatInfo* info = format.is_map() ? nullptr : find_format(spec.format_name);
+  const bool integer = info != nullptr
+                           ? info->family == FormatFamily::kInteger
+                           : spec.format.element == ElementRule::kInteger && spec.format.scale == ScaleRule::kQuotient;
+  read_granularity(what, info != nullptr ? info->family : FormatFamily::kFixed, spec.format);
+  read_rounding(what, spec.format);
   spec.format.nan_spreads = is(what, "nonfinite", "spec");
-  spec.format.affine = is(what, "scheme", "affine");
-  spec.format.normal_scales = is(what, "scale_floor", "normal");
-  if (spec.format.affine && spec.format.kind != FormatKind::kInt)
-    throw what.at("scheme").error("affine applies to the int formats");
-  if (spec.format.normal_scales && spec.format.kind != FormatKind::kNvfp4 &&
-      spec.format.kind != FormatKind::kNvfp4Single) {
-    throw what.at("scale_floor").error("scale_floor applies to nvfp4");
+  if (is(what, "scheme", "affine")) {
+    if (!integer) throw what.at("scheme").error("affine applies to the int formats");
+    spec.format.scale = ScaleRule::kAffine;
+    spec.format.limit = (1 << spec.format.bits) - 1;
   }
+  spec.format.normal_scales = is(what, "scale_floor", "normal");
+  if (spec.format.normal_scales && spec.format.scale != ScaleRule::kNarrow)
+    throw what.at("scale_floor").error("scale_floor applies to scales eXmY, as nvfp4 has them");
+  read_encoding_fault(what, spec.format);
 }
 
 void read_accumulate(const Node& what, AccumulateSpec& spec) {
@@ -135,33 +177,6 @@ void read_approximate(const Node& what, ApproximateSpec& spec) {
 }
 
 }  // namespace
-
-FormatArguments format_by_name(std::string_view name) {
-  FormatArguments format;
-  std::vector<std::string> names;
-  for (const FormatInfo& info : format_infos()) {
-    names.push_back(info.name);
-    if (info.name != name) continue;
-    format.kind = info.kind;
-    switch (info.kind) {
-      case FormatKind::kNvfp4:
-      case FormatKind::kNvfp4Single: format.block = 16; break;
-      case FormatKind::kFp8E4m3:
-      case FormatKind::kFp8E5m2: format.granularity = Granularity::kTensor; break;
-      case FormatKind::kInt:
-        format.granularity = Granularity::kRow;
-        format.bits = name.back() - '0';
-        break;
-      case FormatKind::kCast:
-        format.granularity = Granularity::kTensor;
-        format.cast = name == "bf16" ? CastTarget::kBf16 : name == "fp16" ? CastTarget::kFp16 : CastTarget::kTf32;
-        break;
-      default: break;
-    }
-    return format;
-  }
-  throw UsageError(fmt::format("unknown format '{}'{}", name, did_you_mean(name, names)));
-}
 
 Schema fault_schema() {
   std::vector<std::pair<std::string, Schema>> kinds;

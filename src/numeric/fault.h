@@ -13,7 +13,7 @@
 
 #include "base/config/schema.h"
 #include "numeric/arguments.h"
-#include "numeric/formats.h"
+#include "numeric/format_table.h"
 
 namespace faultline::numeric {
 
@@ -78,24 +78,12 @@ struct KindInfo {
   std::string note;
 };
 
-struct FormatInfo {
-  FormatKind kind;
-  std::string name;
-  std::string block;
-  std::string scale;
-  std::string element;
-};
-
 std::span<const KindInfo> kind_infos();
-std::span<const FormatInfo> format_infos();
 const KindInfo& kind_info(FaultKind kind);
 std::string_view kind_name(FaultKind kind);
 
 // `what:` — a map chosen by `kind`.
 Schema fault_schema();
 FaultSpec read_fault(const Node& what);  // a node that fault_schema() has validated; reads a profile's file
-
-// The name of a format's arguments and the other way round; throws UsageError with the nearest name.
-FormatArguments format_by_name(std::string_view name);
 
 }  // namespace faultline::numeric

@@ -70,6 +70,15 @@ inline const std::vector<std::string>& format_cases() {
       "quantize(format=bf16)",
       "quantize(format=fp16)",
       "quantize(format=tf32)",
+      "quantize(format=mxfp6_e3m2)",
+      "quantize(format=nvfp4_16x16)",
+      "quantize(format=nvfp4_hadamard)",
+      "quantize(format=nvfp4_four_over_six)",
+      "quantize(format=fp8_e4m3_1x128)",
+      "quantize(format=nf4)",
+      "quantize(format=hif4)",
+      "quantize(format=nvfp4, flip={where: codes, rate: 0.05})",
+      "quantize(format=nvfp4, flip={where: scales, rate: 0.05})",
   };
   return cases;
 }

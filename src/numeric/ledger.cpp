@@ -16,6 +16,7 @@ void add_to_ledger(const std::vector<SegmentPartial>& partials, int64_t elements
       }
     }
     for (int k = 0; k < kPartialCounts; ++k) row[kWordCounts + k] += partial.count[k];
+    row[kWordStruck] += partial.struck;
     row[kWordMax] = double_bits(partial.max) > row[kWordMax] ? double_bits(partial.max) : row[kWordMax];
   }
   words[kWordCalls] += 1;
@@ -35,6 +36,7 @@ void decode_ledger(const uint64_t* words, double (&columns)[kLedgerColumns]) {
   constexpr int kCountColumn[kPartialCounts] = {kSelected,  kChanged,   kNonzero, kZeroed,
                                                 kNonfinite, kSaturated, kSampled};
   for (int k = 0; k < kPartialCounts; ++k) columns[kCountColumn[k]] = static_cast<double>(row[kWordCounts + k]);
+  columns[kStruck] = static_cast<double>(row[kWordStruck]);
   columns[kMaxAbsError] = bits_double(row[kWordMax]);
   constexpr int kSumColumn[kPartialSums] = {kSumAbsError, kSumSquaredError, kSumSquaredValue, kSumSquaredRelative};
   for (int k = 0; k < kPartialSums; ++k) {

@@ -32,6 +32,7 @@ enum LedgerColumn : int {
   kMaxAbsError,         // max |e|
   kSampled,             // selected elements in the fixed 1/64 sample with x normal (below 2^127), y finite
   kSumSquaredRelative,  // sum (e/x)^2 over the sample: the realised strength, squared and summed
+  kStruck,              // codes or scales changed by a fault in a number format's encoding
   kLedgerColumns,
 };
 
@@ -79,6 +80,7 @@ struct SegmentPartial {
   double sum[kPartialSums];
   double max;
   uint64_t count[kPartialCounts];
+  uint64_t struck;
 };
 
 // Note [Exact sums]
@@ -90,7 +92,7 @@ struct SegmentPartial {
 // several such rows, used in turn by the segments and added when it is read: blocks that end together then do not queue
 // for one word.
 inline constexpr int kWordCalls = 0, kWordActive = 1, kWordElements = 2, kWordCounts = 3, kWordMax = 10,
-                     kWordOverflow = 11, kWordSums = 16;
+                     kWordOverflow = 11, kWordStruck = 12, kWordSums = 16;
 inline constexpr int kDigits = 10;
 inline constexpr int kLowestExponent = -160;
 inline constexpr int kRowWords = kWordSums + kPartialSums * kDigits;

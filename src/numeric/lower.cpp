@@ -129,8 +129,7 @@ QuantizeArguments lower_format(const Rule& rule, const TensorShape& shape, const
   q.dtype = shape.dtype;
   q.columns = shape.columns;
   q.rows = shape.columns == 0 ? 0 : shape.elements / shape.columns;
-  q.chunks_per_row =
-      padded_chunks(shape.columns, q.format.granularity == Granularity::kBlock ? q.format.block : kChunk);
+  q.chunks_per_row = padded_chunks(shape.columns, group_of(q.format));
   q.control = control;
   q.noise_key = keys.noise;
   q.mask_key = keys.mask;

@@ -26,7 +26,8 @@ struct QuantizeArguments {
   uint64_t mask_key = 0;
   Extent extent;
   LifetimeArguments lifetime;
-  const UnitRange* ranges = nullptr;  // per row, tile or tensor; for nvfp4 the tensor's; null for pure block formats
+  const UnitRange* ranges = nullptr;  // one a row, tile or tensor; null for blocks
+  const UnitRange* tensor = nullptr;  // second_level: of the whole tensor
 };
 
 inline int64_t padded_chunks(int64_t columns, int32_t block) {
@@ -34,12 +35,29 @@ inline int64_t padded_chunks(int64_t columns, int32_t block) {
   return blocks * (block / kChunk);
 }
 
+inline bool needs_ranges(const FormatArguments& format) { return has_units(format) || format.second_level; }
+
+FL_HD int64_t tiles_across(const QuantizeArguments& q) { return (q.columns + q.format.block - 1) / q.format.block; }
+FL_HD int64_t tiles_down(const QuantizeArguments& q) { return (q.rows + q.format.tile_rows - 1) / q.format.tile_rows; }
+
 FL_HD int64_t unit_index(const QuantizeArguments& q, int64_t row, int64_t column) {
   switch (q.format.granularity) {
     case Granularity::kRow: return row;
-    case Granularity::kTile:
-      return (row / kFormatTile) * ((q.columns + kFormatTile - 1) / kFormatTile) + column / kFormatTile;
+    case Granularity::kTile: return (row / q.format.tile_rows) * tiles_across(q) + column / q.format.block;
     default: return 0;
+  }
+}
+
+// The number of the unit whose scale a chunk of the padded traversal takes, and whether the unit begins with it.
+FL_HD int64_t scale_number(const QuantizeArguments& q, int64_t chunk, int64_t row, int64_t column) {
+  return q.format.granularity == Granularity::kBlock ? chunk / (q.format.block / kChunk) : unit_index(q, row, column);
+}
+FL_HD bool begins_unit(const QuantizeArguments& q, int64_t chunk, int64_t row, int64_t column) {
+  switch (q.format.granularity) {
+    case Granularity::kBlock: return chunk % (q.format.block / kChunk) == 0;
+    case Granularity::kRow: return column == 0;
+    case Granularity::kTile: return row % q.format.tile_rows == 0 && column % q.format.block == 0;
+    default: return chunk == 0;
   }
 }
 

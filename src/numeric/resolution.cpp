@@ -86,7 +86,7 @@ Visibility integrate(const Rule& rule, double strength) {
 }
 
 bool is_own_format(const FormatArguments& format, Dtype dtype) {
-  if (format.kind != FormatKind::kCast) return false;
+  if (format.element != ElementRule::kCast) return false;
   if (format.cast == CastTarget::kTf32) return dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat16;
   return (format.cast == CastTarget::kBf16 && dtype == Dtype::kBFloat16) ||
          (format.cast == CastTarget::kFp16 && dtype == Dtype::kFloat16);

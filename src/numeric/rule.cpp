@@ -155,7 +155,9 @@ bool always_does_the_same(const Rule& rule) {
     case FaultKind::kSaturate:
     case FaultKind::kZero: return true;
     case FaultKind::kTruncate: return static_cast<TruncateMode>(rule.what.mode) != TruncateMode::kStochastic;
-    case FaultKind::kQuantize: return !rule.what.format.stochastic;
+    case FaultKind::kQuantize:
+      return !is_stochastic(rule.what.format) &&
+             (rule.what.format.stuck || rule.what.format.faulty == Encoded::kNothing);
     default: return false;
   }
 }

@@ -38,7 +38,7 @@ numeric::LedgerNumbers added(const std::vector<Plan::Evidence>& evidence, const 
     if (*example == nullptr) *example = row;
     sum.calls += n.calls, sum.active_calls += n.active_calls, sum.elements += n.elements, sum.selected += n.selected;
     sum.changed += n.changed, sum.nonzero += n.nonzero, sum.zeroed += n.zeroed, sum.nonfinite += n.nonfinite;
-    sum.saturated += n.saturated, sum.sampled += n.sampled;
+    sum.saturated += n.saturated, sum.sampled += n.sampled, sum.struck += n.struck;
   }
   if (sum.nonzero > 0) sum.survival = (sum.nonzero - sum.zeroed) / sum.nonzero;
   return sum;

@@ -138,6 +138,7 @@ void write_partial(const Lanes<Value>& lanes, SegmentPartial& partial) {
   const int64_t counts[kPartialCounts] = {lanes.selected,  lanes.changed,   lanes.nonzero, lanes.zeroed,
                                           lanes.nonfinite, lanes.saturated, lanes.sampled};
   for (int k = 0; k < kPartialCounts; ++k) partial.count[k] = static_cast<uint64_t>(counts[k]);
+  partial.struck = 0;
 }
 
 }  // namespace

@@ -18,10 +18,9 @@ struct Kernels {
   void (*quantize)(const QuantizeArguments&, const Traversal&, int64_t first, int64_t last, void* data,
                    SegmentPartial* partials);
   // Largest magnitude, lowest and highest value of finite elements in each row, in rows [first, last).
-  void (*row_ranges)(Dtype, const void* data, int64_t columns, int64_t first, int64_t last, UnitRange* ranges);
-  // The same for each 128 x 128 tile of tile rows [first, last).
-  void (*tile_ranges)(Dtype, const void* data, int64_t rows, int64_t columns, int64_t first, int64_t last,
-                      UnitRange* ranges);
+  void (*row_ranges)(const QuantizeArguments&, const void* data, int64_t first, int64_t last, UnitRange* ranges);
+  // The same for each of the format's tiles in tile rows [first, last).
+  void (*tile_ranges)(const QuantizeArguments&, const void* data, int64_t first, int64_t last, UnitRange* ranges);
   void (*row_reference)(const ReferenceArguments&, const void* data, int64_t first, int64_t last, float* reference);
   void (*column_reference)(const ReferenceArguments&, const void* data, int64_t first, int64_t last, float* reference);
   // Sums (kSumColumns a segment) for the tensor's reference.

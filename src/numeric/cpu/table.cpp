@@ -8,8 +8,8 @@ namespace faultline::numeric::cpu::FAULTLINE_ISA {
 
 void fault(const FaultArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
 void quantize(const QuantizeArguments&, const Traversal&, int64_t, int64_t, void*, SegmentPartial*);
-void row_ranges(Dtype, const void*, int64_t, int64_t, int64_t, UnitRange*);
-void tile_ranges(Dtype, const void*, int64_t, int64_t, int64_t, int64_t, UnitRange*);
+void row_ranges(const QuantizeArguments&, const void*, int64_t, int64_t, UnitRange*);
+void tile_ranges(const QuantizeArguments&, const void*, int64_t, int64_t, UnitRange*);
 void row_reference(const ReferenceArguments&, const void*, int64_t, int64_t, float*);
 void column_reference(const ReferenceArguments&, const void*, int64_t, int64_t, float*);
 void segment_sums(const ReferenceArguments&, const Traversal&, int64_t, int64_t, const void*, double*);

@@ -21,10 +21,9 @@ void fault(const FaultArguments& a, const Traversal& traversal, void* data, cons
 void quantize(const QuantizeArguments& q, const Traversal& traversal, void* data, const Evidence& evidence,
               void* stream);
 
-// Units: granularity kTensor (one; `ranges` must hold zeros), kRow or kTile. amax_only: the tensor's amax alone is
-// asked.
-void unit_ranges(Dtype dtype, Granularity granularity, bool amax_only, const void* data, int64_t rows, int64_t columns,
-                 UnitRange* ranges, void* stream);
+// What the format needs beside its blocks: `units` (a row, tile or tensor each) where it scales by units, `tensor`
+// (one) where it has a second level. Both hold zeros before.
+void unit_ranges(const QuantizeArguments& q, const void* data, UnitRange* units, UnitRange* tensor, void* stream);
 
 // scratch: reference_scratch() doubles, zeroed in its last one.
 int64_t reference_scratch(const ReferenceArguments& r, Axis axis);

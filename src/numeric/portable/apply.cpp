@@ -204,6 +204,8 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
     return;
   }
   Evidence evidence(pass.traversal, q.dtype, x.device());
+  const at::Tensor struck = tensors.ledger->view({-1}).select(0, kWordStruck);
+  if (call.struck_units().defined()) struck.add_(call.struck_units() * gate.acts);
   const at::Tensor places = group_elements(evidence.sampled_groups());
   const auto sample = [&] {
     return elements == 0 ? at::Tensor() : wide(call.gathered(places.view({-1})), q.dtype).view(places.sizes());
@@ -214,6 +216,7 @@ void run(const at::Tensor& x, const Rule&, QuantizeArguments& q, const CallTenso
     evidence.add({filled(chunk.x), filled(wide(chunk.after, q.dtype)), filled(chunk.before.ne(chunk.after)),
                   filled(chunk.selected), filled(chunk.saturated), part.count},
                  part.segment, part.per_wave, part.starts, pool);
+    if (chunk.struck.defined()) struck.add_(chunk.struck * gate.acts);
     call.write(part.first, chunk.after);
   });
   if (elements > 0) evidence.add_sample(before, sample(), call.selected(places));
