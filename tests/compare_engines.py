@@ -125,7 +125,8 @@ def run_vllm(options):
 
     vllm_plugin.keep_originals()
     model, place, changed = model_folder(options.folder), options.folder / f"vllm-{options.dtype}", None
-    engine = LLM(str(model), skip_tokenizer_init=True, dtype=options.dtype, enforce_eager=True, max_model_len=192, max_num_seqs=4, enable_prefix_caching=False, disable_log_stats=True)
+    engine = LLM(str(model), skip_tokenizer_init=True, dtype=options.dtype, enforce_eager=True, max_model_len=192, max_num_seqs=4, enable_prefix_caching=False, disable_log_stats=True,
+                 distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor")  # in this process
     worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
     inner = worker.model_runner.get_model()
     vllm_plugin.name_packed(inner)

@@ -143,6 +143,25 @@ def test_a_fault_on_one_side_is_named_once_and_on_that_side(tmp_path, where, wha
     assert place in str(found) and launch("compare", "--a", tmp_path / "a", "--b", tmp_path / "b").returncode == 1
 
 
+def test_our_own_model_is_recorded_with_a_fault(ours, theirs, folder, tmp_path):
+    done = launch("compare", "--model", folder, "--prompt", PROMPT, "--a", "cpu:bf16", "--record", tmp_path / "b", "--detail", "full", "--fault", "gain(strength=0.1) @ operator=attention,layer=1", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["complaints"] == [], done.stdout
+    for clean in (ours, theirs):
+        found = faultline.compare(clean / "full", tmp_path / "b")
+        assert [(one["side"], one["place"]) for one in found["first"]] == [("b", "model.layers.1.self_attn")], found["sentence"]
+    refused(64, "compare", "--a", ours / "full", "--b", theirs / "full", "--fault", "gain(strength=0.1) @ operator=matmul", says="--fault")
+
+
+def test_a_sequence_keeps_the_same_rows_alone_and_among_many(tmp_path):
+    model, ids = llama(2).to(torch.bfloat16), tokens(40, 12)
+    record(tmp_path / "alone", model, ids[7:8])
+    record(tmp_path / "many", model, ids)
+    found = faultline.compare(tmp_path / "alone", tmp_path / "many")
+    assert found["verdict"] == "within_rounding" and len(found["places"]) == 2 * (2 * 7 + 1), found["sentence"]
+    for side in "ab":  # but the copy of keys and values into an empty cache
+        assert found[side]["blind"] == 0 and found[side]["share_judged"] > 0.95 and set(found[side]["not_judged"]) == {"aten::cat: not kept"}, found[side]["not_judged"]
+
+
 def test_the_difference_that_came_in_and_the_own_one_stand_apart(tmp_path):
     model = llama(3).to(torch.bfloat16)
     record(tmp_path / "a", model, tokens(1, 16), detail="full")
@@ -264,13 +283,14 @@ def test_a_trace_is_bounded_on_disk_and_says_so(tmp_path):
     assert size["small"] < 150_000 < size["whole"]
     found = faultline.compare(tmp_path / "whole", tmp_path / "small")
     assert any("reached its limit" in one for one in found["remarks"]) and found["b"]["judged"] < found["a"]["judged"]
+    assert found["verdict"] == "partly_judged" and found["b"]["blind"] > 0, "what was left out may hide a fault"
 
 
 def test_a_trace_that_was_cut_off_goes_on(tmp_path):
     model = llama(2)
     trace = faultline.trace(model, tmp_path / "t", detail="full")
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(6):
             model(input_ids=tokens(8, 60))
     assert list((tmp_path / "t").glob("part-*.jsonl"))  # appear while it is recorded
     shutil.copytree(tmp_path / "t", tmp_path / "copy")

@@ -137,6 +137,28 @@ std::optional<Sampled> sampled_matrices(RecordedCall call) {
   return Sampled{std::move(call), {{"kind", "matrices"}, {"matrices", which}}};
 }
 
+// Rows of what is joined along the last dimension are joined rows.
+std::optional<Sampled> sampled_join(RecordedCall call, const RowChoice& choice) {
+  const at::Tensor& y = call.results[0];
+  const int64_t dimension = call.arguments.at(1).toInt(), count = row_count(y);
+  if (y.dim() < 1 || count < 1 || (dimension != -1 && dimension != y.dim() - 1)) return std::nullopt;
+  const std::vector<int64_t> rows = rows_of(count, choice);
+  c10::List<at::Tensor> parts;
+  for (const at::Tensor& part : call.arguments[0].toTensorVector()) {
+    if (part.dim() != y.dim()) return std::nullopt;
+    parts.push_back(taken(flat(part), 0, rows));
+  }
+  call.arguments[0] = parts, call.arguments[1] = int64_t{-1};
+  call.results = {taken(flat(y), 0, rows)};
+  return Sampled{std::move(call), {{"kind", "rows"}, {"rows", rows}}};
+}
+
+bool all_single(const RecordedCall& call) {
+  for (const c10::IValue& value : call.arguments)
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() != 1) return false;
+  return call.results[0].numel() == 1;
+}
+
 bool reduces_last(const RecordedCall& call) {
   const int64_t last = call.tensor(0).dim() - 1;
   const c10::IValue& dimension = call.arguments.at(1);
@@ -222,6 +244,8 @@ std::optional<Sampled> sampled(const RecordedCall& call, const RowChoice& choice
   const bool reduction = call.name == "aten::mean" || call.name == "aten::sum" || call.name == "aten::_softmax" ||
                          call.name == "aten::_log_softmax";
   if (reduction && call.arguments.size() > 1 && reduces_last(call)) return sampled_rows(call, choice, false);
+  if (call.name == "aten::cat") return sampled_join(call, choice);
+  if (elementwise(call.name) && all_single(call)) return Sampled{call, nullptr};
   if (elementwise(call.name) && call.results.size() == 1) return sampled_rows(call, choice, true);
   return {};
 }

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <optional>
 #include <string>
@@ -84,6 +85,7 @@ class TraceWriter final : public CallSink {
   void take_chances(const RecordedCall& call);
   std::vector<int64_t> columns_of(const std::string& place, int64_t count) const;
   void flush();
+  void wait_for_part();
 
   std::filesystem::path folder_;
   TraceOptions options_;
@@ -101,6 +103,7 @@ class TraceWriter final : public CallSink {
   std::vector<Pending> pending_;
   std::pair<at::Tensor, at::Tensor> last_input_;  // of a product, and its digest
   TokenRows rows_;
+  std::future<int64_t> part_;          // being written; -> the size of its lines
   RowChoice choice_, forward_choice_;  // of what runs now, of the forward
   int64_t first_row_ = -1;             // of what runs after a forward
   bool in_forward_ = false, bounded_ = false, is_enough_ = false;

@@ -176,6 +176,7 @@ void TraceWriter::end_forward() {
 
 void TraceWriter::finish() {
   flush();
+  wait_for_part();
   write_file_atomically(
       folder_ / "end.json",
       to_json_text({{"calls", calls_}, {"forwards", forwards_}, {"parts", parts_}, {"bounded", bounded_}}) + "\n");
@@ -183,7 +184,8 @@ void TraceWriter::finish() {
 
 bool TraceWriter::wants(const OperatorFacts& facts) const {
   if (facts.is_cache_write) return in_forward_ && options_.detail != Detail::kDigest;
-  if (!in_forward_ || facts.is_view || facts.name.find("::empty") != std::string::npos ||
+  if (!in_forward_ || facts.is_view || facts.name == "aten::_unsafe_view" ||  // a view that does not say so
+      facts.name == "aten::scalar_tensor" || facts.name.find("::empty") != std::string::npos ||
       facts.name.find("::new_empty") != std::string::npos)  // numbers that nobody computed
     return false;
   if (options_.detail != Detail::kDigest) return true;
@@ -318,6 +320,7 @@ void TraceWriter::take(const OperatorFacts& facts, RecordedCall&& call) {
   line["shape"] = call.results[0].sizes().vec();
   if (part) line["sample"] = part->how;
   const RecordedCall& kept = part ? part->call : whole;
+  const bool is_fresh = part && !part->how.is_null();
   Json arguments = Json::array(), results = Json::array();
   for (std::size_t i = 0; i < kept.arguments.size(); ++i) {
     if (i == weight_at) {  // the same columns of it at every call
@@ -329,10 +332,9 @@ void TraceWriter::take(const OperatorFacts& facts, RecordedCall&& call) {
       arguments.push_back(std::move(json));
       continue;
     }
-    arguments.push_back(argument(kept.arguments[i], part.has_value()));
+    arguments.push_back(argument(kept.arguments[i], is_fresh));
   }
-  for (const at::Tensor& result : kept.results)
-    results.push_back(stored(result, part.has_value() || !facts.written.empty()));
+  for (const at::Tensor& result : kept.results) results.push_back(stored(result, is_fresh || !facts.written.empty()));
   line["arguments"] = std::move(arguments), line["results"] = std::move(results);
   if (!facts.written.empty()) kept_.clear();  // an address that was written into means another tensor now
   lines_.push_back(std::move(line)), ++calls_;
@@ -391,18 +393,29 @@ void TraceWriter::flush() {
       lines_[pending_[i].line][pending_[i].where] = hexadecimal(all.const_data_ptr<int64_t>()[i]);
     pending_.clear();
   }
-  const std::filesystem::path part = folder_ / fmt::format("part-{:06}", parts_);
-  if (!tensors_.empty()) {
-    bring_to_host(tensors_);
-    model::write_safetensors(part.string() + ".safetensors", tensors_, {{"format", kTraceFormat}});
-    bytes_ += static_cast<int64_t>(std::filesystem::file_size(part.string() + ".safetensors"));
-  }
-  std::string text;
-  for (const Json& line : lines_) text += to_json_text(line) + "\n";
-  write_file_atomically(part.string() + ".jsonl", text);
-  bytes_ += std::ssize(text);
+  wait_for_part();
+  const bool from_device =
+      std::any_of(tensors_.begin(), tensors_.end(), [](const auto& one) { return !one.second.device().is_cpu(); });
+  bring_to_host(tensors_);
+  auto write = [part = folder_ / fmt::format("part-{:06}", parts_), tensors = std::move(tensors_),
+                lines = std::move(lines_)]() -> int64_t {
+    if (!tensors.empty()) model::write_safetensors(part.string() + ".safetensors", tensors, {{"format", kTraceFormat}});
+    std::string text;
+    for (const Json& line : lines) text += to_json_text(line) + "\n";
+    write_file_atomically(part.string() + ".jsonl", text);
+    return std::ssize(text);
+  };
+  bytes_ += waiting_bytes_;
+  // On a CPU a thread beside it would only take from what is measured.
+  part_ = std::async(from_device ? std::launch::async : std::launch::deferred, std::move(write));
+  if (!from_device) wait_for_part();
   lines_.clear(), tensors_.clear(), kept_.clear();
   waiting_bytes_ = 0, ++parts_;
+}
+
+// Parts appear in their order, one being written at a time. What went wrong there is said here.
+void TraceWriter::wait_for_part() {
+  if (part_.valid()) bytes_ += part_.get();
 }
 
 }  // namespace faultline::diagnose
