@@ -33,7 +33,9 @@ ALL = {**NOISE, "where": {"operator": "all_ops"}}
 SOFTMAX = ["+actor_rollout_ref.model.override_config.attn_implementation=eager"]  # in sdpa it is inside of one kernel, as it is in vLLM
 GSM8K = ["data.max_prompt_length=256", "data.max_response_length=160", "actor_rollout_ref.rollout.max_model_len=416"]
 ONE_PROCESS = ["+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=uni"]  # vLLM's own default; verl asks for a process more, which takes half a minute to start
-FP32 = ["actor_rollout_ref.rollout.dtype=float32", "actor_rollout_ref.actor.fsdp_config.dtype=float32", "actor_rollout_ref.ref.fsdp_config.dtype=float32"]
+# Without mixed_precision verl's engine computes in bf16 whatever the weights are.
+FP32 = ["actor_rollout_ref.rollout.dtype=float32", *(f"{one}.fsdp_config.dtype=float32" for one in ("actor_rollout_ref.actor", "actor_rollout_ref.ref")),
+        *(f"+{one}.fsdp_config.mixed_precision.param_dtype=fp32" for one in ("actor_rollout_ref.actor", "actor_rollout_ref.ref"))]  # fmt: skip
 
 # name: (what the recipe says beside its seed; None: no recipe, settings beside those of all arms)
 ARMS = {
