@@ -1,4 +1,4 @@
-"""verl on a CPU, in an environment of its own (`./dev test-clients`; skipped elsewhere): a step of its SFT trainer, and three steps of
+"""verl on a CPU, in an environment of its own (`./dev test-clients`; skipped elsewhere): a step of its SFT trainer, of two FSDP2 workers too, and three steps of
 main_ppo with vLLM's server, an FSDP2 actor and a reference, each in its processes. verl imports faultline_verl, whose plan acts in
 them. Results are others with the plan and the same without it, and every linear is found in every phase of every process. A run
 whose worker is killed is resumed."""
@@ -39,8 +39,8 @@ def files(tmp_path_factory):
     return folder
 
 
-def step(files, place, *, modules="verl_on_cpu,faultline_verl", recipe=NOISE):
-    """One step of ROWS conversations. -> the finished process"""
+def step(files, place, *, modules="verl_on_cpu,faultline_verl", recipe=NOISE, workers=1):
+    """One step of ROWS conversations. -> the finished process; of several workers, their launcher"""
     place.mkdir()
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FAULTLINE_")}
     variables |= {"VERL_USE_EXTERNAL_MODULES": modules, "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "FAULTLINE_LIBRARY": str(LIBRARY), "OMP_NUM_THREADS": "1",
@@ -48,11 +48,12 @@ def step(files, place, *, modules="verl_on_cpu,faultline_verl", recipe=NOISE):
     if recipe is not None:
         (place / "recipe.json").write_text(json.dumps(recipe))
         variables |= {"FAULTLINE_RECIPE": str(place / "recipe.json"), "FAULTLINE_EVIDENCE": str(place / "evidence")}
-    settings = [f"data.train_files={files / 'train.parquet'}", f"data.train_batch_size={ROWS}", f"data.micro_batch_size_per_gpu={ROWS}", "data.use_dynamic_bsz=False", "data.num_workers=0", "data.max_length=128",
+    settings = [f"data.train_files={files / 'train.parquet'}", f"data.train_batch_size={ROWS}", f"data.micro_batch_size_per_gpu={ROWS // workers}", "data.use_dynamic_bsz=False", "data.num_workers=0", "data.max_length=128",
                 "data.pad_mode=no_padding", f"model.path={files / 'tiny'}", "model.use_remove_padding=False", "model.enable_gradient_checkpointing=False", "+model.override_config.attn_implementation=sdpa", "engine.strategy=fsdp2", "engine.use_torch_compile=False",
                 "+engine.mixed_precision.param_dtype=fp32", "trainer.device=cpu", "trainer.total_epochs=1", "trainer.total_training_steps=1", "trainer.logger=[console]", "trainer.resume_mode=disable", "trainer.save_freq=-1",
                 f"trainer.default_local_dir={place / 'checkpoints'}"]
-    return subprocess.run([sys.executable, ROOT / "tests/verl_on_cpu.py", *settings], cwd=place, env=variables, capture_output=True, text=True)
+    launcher = [] if workers == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    return subprocess.run([sys.executable, *launcher, ROOT / "tests/verl_on_cpu.py", *settings], cwd=place, env=variables, capture_output=True, text=True)
 
 
 def loss_of(done):
@@ -73,6 +74,25 @@ def test_a_step_of_verl_is_faulty_under_the_plan_and_the_same_without_it(files, 
     assert calls == {"actor_forward": LINEARS, "actor_backward": 2 * LINEARS} and len({row["place"] for row in rows}) == LINEARS
     assert {row["layer"] for row in rows} == {-1, *range(LAYERS)} and entry["role"] == "worker" and entry["work"]["actor_forward"] == 1
     assert entry["ended"] and entry["report"]["complaints"] == []
+
+
+def test_two_workers_of_verl_share_a_model_and_each_is_held_to_its_own_forwards(files, tmp_path):
+    fp32 = {"name": "norm_input", "where": {"module": "rmsnorm", "surface": "input"}, "what": {"kind": "relative_gaussian", "strength": 1e-5}}  # bf16 would not show it
+    done = step(files, tmp_path / "two", recipe={**NOISE, "faults": [*NOISE["faults"], fp32]}, workers=2)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    entries = [entry for file in (tmp_path / "two/evidence").glob("process-*.json") if (entry := json.loads(file.read_text()))["work"]]
+    assert len(entries) == 2 and len({entry["run"] for entry in entries}) == 1
+    for entry in entries:
+        rows = [row for row in entry["report"]["rows"] if row["place"] != "model.rotary_emb"]
+        calls = {(row["rule"], row["phase"]): 0 for row in rows}
+        for row in rows:
+            calls[row["rule"], row["phase"]] += row["ledger"]["calls"]
+        assert calls == {("noise", "actor_forward"): LINEARS, ("noise", "actor_backward"): 2 * LINEARS, ("norm_input", "actor_forward"): 2 * LAYERS + 1}
+        ledgers = [row["ledger"] for row in rows if row["rule"] == "norm_input"]
+        assert all(one["changed"] > 0.9 * one["elements"] and one["relative_rms"] == pytest.approx(1e-5, rel=0.1) for one in ledgers)
+        assert entry["ended"] and entry["report"]["complaints"] == [] and entry["work"]["actor_forward"] == 1
+    joined = faultline.collect(tmp_path / "two/evidence")
+    assert joined["complaints"] == [] and joined["rules"]["noise"]["processes"] == 2
 
 
 def test_a_plan_that_meets_nothing_or_cannot_be_armed_ends_verl(files, tmp_path):

@@ -63,7 +63,7 @@ NOT_REPLAYED = {
     r"^faultline screen |report fleet\.json": "half a minute and more, or devices and records of the reader's; screen_test runs smaller ones",
     r"-m lm_eval": "needs lm-eval in an environment of its own; ./dev test-clients runs this task (clients_lm_eval_test)",
     r"vllm": "needs vLLM in an environment of its own; ./dev test-clients runs the same file (clients_vllm_test)",
-    r"verl|/shared/|FAULTLINE_RECIPE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
+    r"verl|/shared/|FAULTLINE_RECIPE=|RAY_AUTH_MODE=": "needs verl and a cluster; clients_environment_test arms the same entry point",
     r"^python -m faultline .*(script\.py|package\.module)": "the reader's own script; clients_examples_test runs ours",
     r"diagnose-campaign|diagnose-edges|--passes 64|--rarity|--method all|--selftest": "minutes to hours; diagnose_test, campaign_test and race_test run smaller ones",
     r"/models/|/elsewhere/| FILE|--resume runs/|report runs/deadzone|list-mitigations": "names files of the reader's, or stands for several commands; recipes_test, experiment_test, train_kill_test and triage_test have their own",
