@@ -6,7 +6,7 @@ from published_numbers import say
 from published_records import record
 
 PAGE = "docs/results/clients.md"
-VLLM, ARM, X86 = record("h200-vllm.json"), record("arm-clients.json"), record("x86-clients.json")
+VLLM, ARM, X86, X86_LATER = (record(f"{name}.json") for name in ("h200-vllm", "arm-clients", "x86-clients", "x86-clients-later"))
 BATCHES = ("1", "64", "256")
 PROCESSORS, WALL = 0, 1
 
@@ -67,6 +67,9 @@ def cost_claims():
         say("{clean:.2f} s of processors clean, {again:.2f} s in the second clean arm and {armed:.2f} s with the plan: **{over:+.1f} %, missed**",
             clean=median(X86, ["clean"], PROCESSORS), again=median(X86, ["clean again"], PROCESSORS), armed=median(X86, ["5 % on matmul"], PROCESSORS), over=over(X86, both, PROCESSORS)),
         say("load {load:.1f};", load=X86["load"]),
+        say("{clean:.2f} s of processors clean,", clean=median(X86_LATER, ["clean"], PROCESSORS)),
+        say("{again:.2f} s in the second clean arm and {armed:.2f} s with the plan: **{over:+.1f} %, missed** by less than three points (load {load:.1f})",
+            again=median(X86_LATER, ["clean again"], PROCESSORS), armed=median(X86_LATER, ["5 % on matmul"], PROCESSORS), over=over(X86_LATER, both, PROCESSORS), load=X86_LATER["load"]),
         say("vLLM on a CPU {vllm:+.1f} %, a TRL step {trl:+.1f} %", vllm=over(vllm, both, WALL), trl=over(trl, both, WALL)),
     ]  # fmt: skip
 
