@@ -121,8 +121,8 @@ std::filesystem::path write_page(const record::RunDirectory& directory) {
 }
 
 ExitCode demo(const DemoOptions& options, const Globals& globals) {
-  if (!(options.minutes > 0))
-    throw UsageError(fmt::format("--minutes {}: wanted more than 0; --quick leaves the training out", options.minutes));
+  if (!(options.minutes >= 0.1))
+    throw UsageError(fmt::format("--minutes {}: wanted 0.1 or more; --quick leaves the training out", options.minutes));
   const auto start = std::chrono::steady_clock::now();
   lab::LoadedModel loaded = open_model(options, globals);
   const uint64_t seed = globals.seed();
@@ -187,7 +187,9 @@ void add_demo(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<DemoOptions>();
   add_model_options(*command, *options);
   command->add_flag("--quick", options->quick, "leave out the hardening run")->group("Demo");
-  command->add_option("--minutes", options->minutes, "the tour fits itself into so many: the act that trains does less")
+  command
+      ->add_option("--minutes", options->minutes,
+                   "the tour fits itself into so many, 0.1 or more: the act that trains does less")
       ->group("Demo")
       ->type_name("N")
       ->capture_default_str();
