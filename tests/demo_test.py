@@ -28,7 +28,7 @@ def demo(model, out, *arguments):
 
 @pytest.fixture(scope="module")
 def whole(model, tmp_path_factory):
-    return demo(model, tmp_path_factory.mktemp("runs"), "--seed", 3)
+    return demo(model, tmp_path_factory.mktemp("runs"), "--seed", 3, "--minutes", 60)
 
 
 def test_every_act_is_played_and_kept(whole):
@@ -83,6 +83,18 @@ def test_a_terminal_sees_the_acts_of_another_seed_without_training_and_last_the_
     assert [act["act"] for act in summary["acts"]] == [act for act in ACTS if act != "hardening"]
 
 
+def test_a_tour_that_has_no_time_trains_less_and_says_so(model, whole, tmp_path):
+    _, acts = whole
+    assert [(len(arm.get("curve", "12345678")), arm["clean"]["problems"]) for arm in acts["hardening"]["arms"]] == [(8, 32), (2, 32), (2, 32)]
+    done = launch("demo", "--model", model, "--seed", 3, "--minutes", 0.1, "--output", tmp_path, timeout=600)
+    assert done.returncode in (0, 1) and "2 SFT steps, 1 GRPO steps, 8 problems (--minutes gives it more)" in done.stdout, done.stdout + done.stderr
+    (folder,) = tmp_path.iterdir()
+    arms = {act["act"]: act["record"] for act in json.loads((folder / "summary.json").read_text())["results"]["acts"]}["hardening"]["arms"]
+    assert [arm["clean"]["problems"] for arm in arms] == [8, 8, 8] and [len(arm["curve"]) for arm in arms[1:]] == [1, 1]
+
+
 def test_what_cannot_be_is_refused():
+    done = launch("demo", "--minutes", "0")
+    assert done.returncode == 64 and "--minutes 0: wanted 0.1 or more; --quick leaves the training out" in done.stderr
     assert launch("demo", "--model", "nowhere").returncode == 64
     assert launch("demo", "--seed", "-1").returncode == 64

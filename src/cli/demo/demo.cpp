@@ -25,6 +25,7 @@ namespace {
 struct DemoOptions : ModelOptions {
   std::string output = "runs";
   bool quick = false;
+  double minutes = 3;
 };
 
 double seconds_since(const std::chrono::steady_clock::time_point& start) {
@@ -37,18 +38,32 @@ record::RunDirectory open_directory(const DemoOptions& options, const Globals& g
                        {"model", loaded.path.string()},
                        {"dtype", options.dtype},
                        {"quick", options.quick},
+                       {"minutes", options.minutes},
                        {"fault", fault.text}};
   const Json plan = to_json(fault.recipe(globals.seed()).at("faults"));
   return record::begin_run(options.output, {"demo", recipe, globals.seed(), plan}, maker_of(globals, &loaded));
 }
 
 // The act that trains takes so many times what the acts before it take, which are made of the same forwards: 8 to 13
-// times on the four machines without a GPU whose tours are in README and docs/results/build.md.
-constexpr double kTrainingOverActsBefore = 11;
+// times on the machines without a GPU whose tours are in README and docs/results/build.md.
+constexpr double kTrainingOverActsBefore = 10;
+constexpr double kLastAct = 5;  // seconds, and the page
 
 std::string minutes_words(double seconds) {
   if (seconds < 90) return fmt::format("{:.0f} seconds", std::max(10.0, 10 * std::round(seconds / 10)));
   return fmt::format("{:.0f} minutes", std::round(seconds / 60));
+}
+
+std::string training_words(double whole, const Lesson& lesson) {
+  std::string text = fmt::format(
+      "The next act trains: about {} on this machine, judged by the acts before. `faultline demo --quick`\nleaves it "
+      "out; Ctrl-C keeps what is done.\n",
+      minutes_words(lesson.share() * whole));
+  if (lesson.taught < Lesson{}.taught)
+    text += fmt::format(
+        "It does less than it would in {}: {} SFT steps, {} GRPO steps, {} problems (--minutes gives it more).\n",
+        minutes_words(whole), lesson.taught, lesson.reinforced, lesson.problems);
+  return text;
 }
 
 class Tour {
@@ -106,6 +121,8 @@ std::filesystem::path write_page(const record::RunDirectory& directory) {
 }
 
 ExitCode demo(const DemoOptions& options, const Globals& globals) {
+  if (!(options.minutes >= 0.1))
+    throw UsageError(fmt::format("--minutes {}: wanted 0.1 or more; --quick leaves the training out", options.minutes));
   const auto start = std::chrono::steady_clock::now();
   lab::LoadedModel loaded = open_model(options, globals);
   const uint64_t seed = globals.seed();
@@ -131,13 +148,12 @@ ExitCode demo(const DemoOptions& options, const Globals& globals) {
   const Act found = tour.play("Who is to blame?", [&] { return diagnosis_act(stage, fault); });
   if (!options.quick) {
     const Json& accused = found.record["accused_layer"];
-    if (!globals.json && !globals.quiet)
-      print_now(
-          fmt::format("The next act trains: about {} on this machine, judged by the acts before. `faultline demo "
-                      "--quick`\nleaves it out; Ctrl-C keeps what is done.\n",
-                      minutes_words(kTrainingOverActsBefore * tour.seconds())));
+    const double whole = kTrainingOverActsBefore * tour.seconds();
+    const Lesson lesson = lesson_for(whole, 60 * options.minutes - tour.seconds() - kLastAct);
+    if (!globals.json && !globals.quiet) print_now(training_words(whole, lesson));
     tour.play("Can training harden it?", [&] {
-      return hardening_act(stage, fault, accused.is_null() ? std::nullopt : std::optional(accused.get<int64_t>()));
+      return hardening_act(stage, fault, accused.is_null() ? std::nullopt : std::optional(accused.get<int64_t>()),
+                           lesson);
     });
   }
   tour.play("Was it the network?", [&] { return race_act(stage); });
@@ -171,6 +187,12 @@ void add_demo(CLI::App& app, const Globals& globals, Run& run) {
   auto options = std::make_shared<DemoOptions>();
   add_model_options(*command, *options);
   command->add_flag("--quick", options->quick, "leave out the hardening run")->group("Demo");
+  command
+      ->add_option("--minutes", options->minutes,
+                   "the tour fits itself into so many, 0.1 or more: the act that trains does less")
+      ->group("Demo")
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--output,--out", options->output, "the run directory goes below this folder")
       ->group("Demo")
       ->type_name("DIR")

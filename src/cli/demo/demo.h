@@ -46,8 +46,15 @@ Act census_act(Stage& stage);
 Act healthy_act(Stage& stage);
 Act damage_act(Stage& stage, const PlantedFault& fault);
 Act diagnosis_act(Stage& stage, const PlantedFault& fault);
+// How much the act that trains does: SFT steps, GRPO steps of each arm, problems that each model is judged on.
+struct Lesson {
+  int64_t taught = 8, reinforced = 2, problems = 32;
+  double share() const;  // of the time that the first one takes
+};
+// The longest that fits into `seconds` where the first one takes `whole`; the shortest where none does.
+Lesson lesson_for(double whole, double seconds);
 // guided_layer: what the diagnosis accused; nothing: it accused no layer, and only the global arm is run.
-Act hardening_act(Stage& stage, const PlantedFault& fault, std::optional<int64_t> guided_layer);
+Act hardening_act(Stage& stage, const PlantedFault& fault, std::optional<int64_t> guided_layer, const Lesson& lesson);
 Act race_act(Stage& stage);
 
 // Two texts beside each other, wrapped.

@@ -18,7 +18,6 @@
 namespace faultline::cli {
 namespace {
 
-constexpr int64_t kProblems = 32;
 constexpr int64_t kAnswerTokens = 40;
 
 class Weights {  // as they were
@@ -45,10 +44,10 @@ constexpr const char* kCommon =
     "task: {{name: arithmetic, difficulty: 1, train: 256, test: 64}}\nseed: {}\n"
     "phases: {{rollout: true, actor_forward: true, actor_backward: true, eval: both}}\n";
 constexpr const char* kSupervised =
-    "train: {algorithm: sft, steps: 8, prompts: 8, lr: 1.0e-4, validation_problems: 0, checkpoint_every: 0}\n";
+    "train: {{algorithm: sft, steps: {}, prompts: 8, lr: 1.0e-4, validation_problems: 0, checkpoint_every: 0}}\n";
 constexpr const char* kReinforced =
-    "train: {algorithm: grpo, steps: 2, prompts: 3, n: 4, lr: 1.0e-5, max_new_tokens: 40, slots: 12, "
-    "validation_problems: 0, checkpoint_every: 0}\n";
+    "train: {{algorithm: grpo, steps: {}, prompts: 3, n: 4, lr: 1.0e-5, max_new_tokens: 40, slots: 12, "
+    "validation_problems: 0, checkpoint_every: 0}}\n";
 constexpr const char* kNoise =
     "aqn: {{schedule: linear, sigma_start: 0.05, sigma_end: 0.005, sigma_scale: relative, layers: {}, force: true}}\n";
 
@@ -87,13 +86,13 @@ struct Judged {
   Json rows;
 };
 
-Judged judge_model(const Stage& stage, const PlantedFault& fault, const std::string& name) {
-  stage.progress(fmt::format("{}: {} additions, clean and broken", name, kProblems));
+Judged judge_model(const Stage& stage, const PlantedFault& fault, int64_t problems, const std::string& name) {
+  stage.progress(fmt::format("{}: {} additions, clean and broken", name, problems));
   lab::EvaluationSpec spec;
   spec.task.arithmetic = {static_cast<uint64_t>(recipe_seed(stage.seed)), 1};
-  spec.limit = kProblems;
+  spec.limit = problems;
   spec.generation.max_new_tokens = kAnswerTokens;
-  spec.generation.slots = kProblems;
+  spec.generation.slots = problems;
   spec.generation.seed = stage.seed;
   const std::vector<lab::EvaluationRow> rows =
       lab::Evaluation(stage.loaded, spec, {{fault.text, fault.recipe(stage.seed)}}).run({});
@@ -148,12 +147,27 @@ Json comparison(const char* treated_name, const std::vector<double>& treated, co
 
 }  // namespace
 
-Act hardening_act(Stage& stage, const PlantedFault& fault, std::optional<int64_t> guided_layer) {
+// Of the whole act 37 % were SFT, 42 % GRPO and 21 % judging on two x86-64 cores with AMX.
+double Lesson::share() const {
+  constexpr Lesson kWhole;
+  return 0.37 * static_cast<double>(taught) / static_cast<double>(kWhole.taught) +
+         0.42 * static_cast<double>(reinforced) / static_cast<double>(kWhole.reinforced) +
+         0.21 * static_cast<double>(problems) / static_cast<double>(kWhole.problems);
+}
+
+Lesson lesson_for(double whole, double seconds) {
+  constexpr Lesson kLessons[] = {{}, {6, 2, 24}, {5, 2, 16}, {3, 1, 16}, {2, 1, 8}};
+  for (const Lesson& lesson : kLessons)
+    if (lesson.share() * whole <= seconds) return lesson;
+  return kLessons[std::size(kLessons) - 1];
+}
+
+Act hardening_act(Stage& stage, const PlantedFault& fault, std::optional<int64_t> guided_layer, const Lesson& lesson) {
   Act act{.name = "hardening"};
   const std::string common = fmt::format(kCommon, recipe_seed(stage.seed));
-  const Trained taught = train(stage, "sft", common + kSupervised, Node::list());
+  const Trained taught = train(stage, "sft", common + fmt::format(kSupervised, lesson.taught), Node::list());
   const Weights start(*stage.loaded.model);
-  const Judged before = judge_model(stage, fault, "after SFT");
+  const Judged before = judge_model(stage, fault, lesson.problems, "after SFT");
   act.record["arms"] = Json::array({arm_record("sft", before, &taught)});
   act.lines.push_back(fmt::format("SFT, {} steps: additions without examples {} clean, {} under the fault",
                                   taught.rewards.size(), share_text(act.record["arms"][0]["clean"]),
@@ -163,8 +177,8 @@ Act hardening_act(Stage& stage, const PlantedFault& fault, std::optional<int64_t
   const auto run_arm = [&](const std::string& name, const std::string& layers) {
     start.restore();
     const Trained trained =
-        train(stage, name, common + kReinforced + fmt::format(fmt::runtime(kNoise), layers), faults);
-    const Judged result = judge_model(stage, fault, name);
+        train(stage, name, common + fmt::format(kReinforced, lesson.reinforced) + fmt::format(kNoise, layers), faults);
+    const Judged result = judge_model(stage, fault, lesson.problems, name);
     const Json arm = arm_record(name, result, &trained);
     act.lines.push_back(fmt::format(
         "{}, {} GRPO steps, noise on {}: {} clean, {} under the fault (proof: {:.0f} faulted calls in training)", name,
