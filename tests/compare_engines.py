@@ -129,7 +129,6 @@ def run_vllm(options):
                  distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor")  # in this process
     worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
     inner = worker.model_runner.get_model()
-    vllm_plugin.name_packed(inner)
     work = to_run(place, "vllm", options)
     with contextlib.suppress(StopIteration):
         while True:

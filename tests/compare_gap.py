@@ -74,7 +74,8 @@ class Exact:
     def errors(self, products):
         """By (group, module, "input" or "output"): what this side's operators gave beside what they had to give."""
         products = {place: (x.to(self.device), y.to(self.device)) for place, (x, y) in products.items()}
-        head = products.get("lm_head") or products["model.embed_tokens"]
+        head = products[next(place for place in ("lm_head", "logits_processor", "model.embed_tokens") if place in products)]
+        head = head[0], head[1][:, : self.model.config.vocab_size]  # vLLM adds columns that no token has
         found = {}
         residual = self.model.model.embed_tokens(self.ids)[0]
 

@@ -128,8 +128,10 @@ def record(to, *, detail="sample", error=(), decode=False, **options):
     slot = lambda sequence, key: int(pages[sequence, key // PAGE]) * PAGE + key % PAGE  # noqa: E731
     with faultline.trace(model, to, detail=detail), torch.no_grad():
         places = [(sequence, key) for sequence in (0, 1) for key in range(lengths[sequence])]
-        model(input_ids=torch.randint(50, (16,), generator=draw), positions=torch.tensor([key for _, key in places]), begins=torch.tensor([0, 11, 16], dtype=torch.int32),
+        ids, positions = torch.randint(50, (16,), generator=draw), torch.tensor([key for _, key in places])
+        model(input_ids=ids, positions=positions, begins=torch.tensor([0, 11, 16], dtype=torch.int32),
               lengths=torch.tensor(lengths, dtype=torch.int32), slots=torch.tensor([slot(*place) for place in places]), pages=pages)
+        ids.zero_(), positions.fill_(3)  # engines keep them in buffers
         if decode:
             model(input_ids=torch.randint(50, (2,), generator=draw), positions=torch.tensor(lengths), begins=torch.tensor([0, 1, 2], dtype=torch.int32),
                   lengths=torch.tensor(lengths, dtype=torch.int32) + 1, slots=torch.tensor([slot(0, 11), slot(1, 5)]), pages=pages)

@@ -54,6 +54,12 @@ def _weight_before_packing(module) -> torch.Tensor | None:
     return kept if kept is not None else weight.detach() if isinstance(weight, torch.Tensor) and weight.numel() else None
 
 
+def _is_padded(module, parameter) -> bool:
+    """vLLM gives a vocabulary rows that no token has, up to a multiple of 64."""
+    words = getattr(module, "org_vocab_size", None)
+    return bool(words) and parameter.dim() > 0 and parameter.shape[0] > words and getattr(module, "tp_size", 1) == 1
+
+
 def _packed(model) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What products are given in place of a weight, and the weights."""
     pairs = [(packed, original) for _, module in _named_modules(model) for packed in packed_weights(module) if (original := _weight_before_packing(module)) is not None]
@@ -70,6 +76,8 @@ def _weights(model) -> tuple[list[str], list[torch.Tensor]]:
             if name == "weight" and not parameter.numel():
                 before = _weight_before_packing(module)
                 parameter = parameter if before is None else before
+            if _is_padded(module, parameter):
+                parameter = parameter[: module.org_vocab_size]
             around = path[: -len(last)]
             if last in _PART_NAMES and sizes and sum(sizes) == parameter.shape[0] and len(sizes) == len(_PART_NAMES[last]):
                 for part, piece in zip(_PART_NAMES[last], parameter.detach().split(sizes), strict=True):
@@ -96,7 +104,8 @@ def _given(arguments, keywords) -> tuple[Any, Any, Any]:
     positions = keywords.get("position_ids", keywords.get("positions"))
     if positions is None and isinstance(tokens, torch.Tensor) and tokens.dim() == 1:  # packed, as vLLM calls its models
         positions = next((value for value in arguments if isinstance(value, torch.Tensor) and value is not tokens and value.shape == tokens.shape), None)
-    return tuple(value if isinstance(value, torch.Tensor) and value.dim() <= 2 else None for value in (tokens, mask, positions))
+    # Engines keep these in buffers that they write into again.
+    return tuple(value.clone() if isinstance(value, torch.Tensor) and value.dim() <= 2 else None for value in (tokens, mask, positions))
 
 
 def _rows_within(hidden, arguments) -> tuple[int, int]:
@@ -126,6 +135,9 @@ class Trace:
         self._handle = _OPS.trace_open(str(self.folder), json.dumps(options), weights, names, *_packed(model))
         known = any(_innermost(other.model)[0] is _innermost(model)[0] for other in _attached)
         self._attachment = None if known else Attachment(model)
+        for path, module in _named_modules(model):
+            for tensor in packed_weights(module):
+                _OPS.register_parameter(tensor, path)  # a head's module is not called, its weight names it
         root = _innermost(model)[0]
         self._hooks = [root.register_forward_pre_hook(self._before, with_kwargs=True), root.register_forward_hook(self._after, always_call=True)]
         self._depth, self._is_recording, self._hidden = 0, False, None
@@ -160,9 +172,12 @@ class Trace:
         if compute is None:
             return None
 
+        # Probabilities over words that are none would be wrong ones: they are left out.
+        has_padding = any(_is_padded(module, parameter) for module in root.modules() for parameter in module.parameters(recurse=False))
+
         @functools.wraps(compute)
         def compute_logits(*arguments, **keywords):
-            self._is_recording = not _is_capturing() and _OPS.trace_go_on(self._handle, *_rows_within(self._hidden, arguments))
+            self._is_recording = not _is_capturing() and _OPS.trace_go_on(self._handle, *((-1, 0) if has_padding else _rows_within(self._hidden, arguments)))
             try:
                 return compute(*arguments, **keywords)
             finally:

@@ -96,7 +96,6 @@ def _trace_worker(worker_class) -> None:
     def execute_model(self, *arguments, **keywords):
         if getattr(self, "faultline_trace", None) is None:
             model = self.model_runner.get_model()
-            name_packed(model)
             self.faultline_trace = begin_trace(model, role="vllm", rank=self.rank, update=getattr(self, "faultline_updates", 0))
         return execute(self, *arguments, **keywords)
 
@@ -171,12 +170,12 @@ def _know(model: torch.nn.Module, own: environment.Armed, *, is_eager: bool) -> 
     """-> the noise on its norms, where the recipe asks for it"""
     phases.know(model, is_eager=is_eager, counts_forwards=False)
     vllm_residuals.join(model)
-    name_packed(model)
+    _register_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
     return NormNoise(model, recipe, own) if _OPS.has_aqn(recipe, []) else None
 
 
-def name_packed(model: torch.nn.Module) -> int:
+def _register_packed(model: torch.nn.Module) -> int:
     """Packed weights name their modules. -> how many were found"""
     found = [(tensor, path) for path, module in _named_modules(model) for tensor in packed_weights(module)]
     for tensor, path in found:
@@ -189,5 +188,5 @@ def _register_weights(model: torch.nn.Module) -> None:
     for path, module in _named_modules(model):
         for parameter in module.parameters(recurse=False):
             _OPS.register_parameter(parameter, path)
-    name_packed(model)
+    _register_packed(model)
     _OPS.weights_changed()

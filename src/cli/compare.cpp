@@ -224,8 +224,8 @@ void add_compare(CLI::App& app, const Globals& globals, Run& run) {
       "Exit status of two traces: 0 within rounding, 1 an operator is wrong, 3 not everything could be judged.\n\n"
       "Examples:\n  faultline compare --a cpu --b cuda\n  faultline compare --a cpu:bf16 --b cpu:fp32\n  faultline "
       "compare --a cuda --record h200\n  faultline compare --a h200 --b cpu\n  "
-      "faultline compare --a h200 --b vllm-trace --out findings\n\nGlobal "
-      "options: see `faultline --help`.");
+      "faultline compare --a h200 --b vllm-trace --out findings\n\n" +
+      where_help() + "Global options: see `faultline --help`.");
   command->callback([&run, &globals, options] { run = [&globals, options] { return compare(*options, globals); }; });
 }
 
