@@ -12,6 +12,7 @@ import faultline
 DEVICE = os.environ.get("FAULTLINE_TEST_DEVICE", "cuda")
 if DEVICE == "cuda" and not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
+torch.set_num_threads(1)
 
 
 def cases_of(shape, dtype):
