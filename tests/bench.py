@@ -76,7 +76,8 @@ def bench_faults(table, x, device, repeats):
     table.add("  the PyTorch expression over full ledger", peer, "relative_gaussian", full, ">= 15 on 2 CPU cores")
     for fault in ("deadzone(threshold=0.001)", "scaled_gaussian(strength=0.0001)", "bitflip(rate=1e-9)", "gain(strength=0.000001, rule.expect=invisible)"):
         table.add(fault + ", full ledger", run(fault, True), "clone", clone)
-    for name, goal in (("mxfp4", "<= 1.6 on H200"), ("nvfp4", "<= 2.0 on H200"), ("mxfp8_e4m3", ""), ("fp8_e4m3", ""), ("int4", "")):
+    for name, goal in (("mxfp4", "<= 1.6 on H200"), ("nvfp4", "<= 2.0 on H200"), ("mxfp8_e4m3", ""), ("fp8_e4m3", ""), ("int4", ""),
+                       ("mxfp6_e3m2", "<= 1.6 on H200"), ("nf4", "<= 1.6 on H200"), ("fp8_e4m3_1x128", "<= 1.6 on H200"), ("mxint8", "<= 2.0 on H200"), ("nvfp4_16x16", "<= 2.0 on H200"), ("hif8", "")):
         work.copy_(x)
         table.add(f"quantize {name}, full ledger", run(f"quantize(format={name})", True), "clone", clone, goal)
         table.add(f"quantize {name}, no ledger", run(f"quantize(format={name})", False), "clone", clone)

@@ -281,3 +281,25 @@ NAMED = {
     "hif8": lambda x: unscaled(x, hif8_grid(), "away"),
     "hif4": hif4,
 }
+
+# Faults in the encoding and forms that no name has, for comparisons of one arithmetic with another.
+FAULTS = [
+    "quantize(format=nvfp4, flip={where: codes, rate: 0.01})",
+    "quantize(format=mxfp8_e4m3, flip={where: codes, rate: 0.05})",
+    "quantize(format=fp8_e5m2, flip={where: codes, rate: 0.05, bit: 6})",
+    "quantize(format=fp8_e4m3fnuz, flip={where: codes, rate: 0.3, bit: 7})",
+    "quantize(format=mxint8, flip={where: codes, rate: 0.05})",
+    "quantize(format=int4, scheme=affine, flip={where: codes, rate: 0.05})",
+    "quantize(format=int8, stuck={where: codes, bit: 6, value: 1})",
+    "quantize(format=nf4, flip={where: codes, rate: 0.05})",
+    "quantize(format=hif4, flip={where: codes, rate: 0.05})",
+    "quantize(format=mxfp4, flip={where: scales, rate: 0.05})",
+    "quantize(format=nvfp4, flip={where: scales, rate: 0.05})",
+    "quantize(format=nvfp4_e5m3, stuck={where: scales, bit: 3, value: 1})",
+    "quantize(format=nvfp4_16x16, flip={where: scales, rate: 0.2})",
+    "quantize(format=fp8_e4m3_128x128_e8m0, stuck={where: scales, bit: 0, value: 0})",
+    "quantize(format=hif4, flip={where: scales, rate: 0.1})",
+    "quantize(format=nvfp4, flip={where: codes, rate: 0.05}, extent.fraction=0.3, extent.structure=row)",
+]
+OTHERS = ["quantize(format=mxfp6_e2m3, rounding=away)", "quantize(format=nvfp4_four_over_six, rounding=stochastic)",
+          "quantize(format=nvfp4_hadamard, nonfinite=spec)", "quantize(format={element: e4m3, scale: e5m2, block: [4, 24]})"]  # fmt: skip

@@ -69,7 +69,7 @@ def test_q8_0_is_ggufs():
 
 
 def test_nf4_takes_torchaos_neighbour():
-    nf4 = pytest.importorskip("torchao.dtypes.nf4tensor")
+    nf4 = pytest.importorskip("torchao.quantization.quantize_.workflows.nf4.nf4_tensor")
     table = torch.tensor(texts.NF4)
     different = 0
     for x in reference.inputs("e2m1").values():
@@ -159,27 +159,6 @@ def test_what_means_nothing_is_refused_with_its_place(fault, words):
 
 
 # --- the portable arithmetic ------------------------------------------------------------------------------------------
-FAULTS = [
-    "quantize(format=nvfp4, flip={where: codes, rate: 0.01})",
-    "quantize(format=mxfp8_e4m3, flip={where: codes, rate: 0.05})",
-    "quantize(format=fp8_e5m2, flip={where: codes, rate: 0.05, bit: 6})",
-    "quantize(format=fp8_e4m3fnuz, flip={where: codes, rate: 0.3, bit: 7})",
-    "quantize(format=mxint8, flip={where: codes, rate: 0.05})",
-    "quantize(format=int4, scheme=affine, flip={where: codes, rate: 0.05})",
-    "quantize(format=int8, stuck={where: codes, bit: 6, value: 1})",
-    "quantize(format=nf4, flip={where: codes, rate: 0.05})",
-    "quantize(format=hif4, flip={where: codes, rate: 0.05})",
-    "quantize(format=mxfp4, flip={where: scales, rate: 0.05})",
-    "quantize(format=nvfp4, flip={where: scales, rate: 0.05})",
-    "quantize(format=nvfp4_e5m3, stuck={where: scales, bit: 3, value: 1})",
-    "quantize(format=nvfp4_16x16, flip={where: scales, rate: 0.2})",
-    "quantize(format=fp8_e4m3_128x128_e8m0, stuck={where: scales, bit: 0, value: 0})",
-    "quantize(format=hif4, flip={where: scales, rate: 0.1})",
-    "quantize(format=nvfp4, flip={where: codes, rate: 0.05}, extent.fraction=0.3, extent.structure=row)",
-]
-OTHERS = ["quantize(format=mxfp6_e2m3, rounding=away)", "quantize(format=nvfp4_four_over_six, rounding=stochastic)",
-          "quantize(format=nvfp4_hadamard, nonfinite=spec)", "quantize(format={element: e4m3, scale: e5m2, block: [4, 24]})"]  # fmt: skip
-
 RUN = """
 import json, sys, torch, faultline
 torch.set_num_threads(1)
@@ -207,7 +186,7 @@ def outcome(faults, arithmetic):
 
 
 def test_portable_arithmetic_gives_the_kernels_bits_and_ledger():
-    faults = [f"quantize(format={name})" for name in texts.NAMED] + FAULTS + OTHERS
+    faults = [f"quantize(format={name})" for name in texts.NAMED] + texts.FAULTS + texts.OTHERS
     native, portable = outcome(faults, "native"), outcome(faults, "portable")
     different = [f"{faults[i // 3]} {('fp32', 'bf16', 'fp16')[i % 3]}" for i in range(len(native)) if native[i] != portable[i]]
     assert not different, different

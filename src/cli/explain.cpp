@@ -157,6 +157,7 @@ std::string entry_text(const Json& entry) {
                                  word("summary"), word("formula"));
   if (entry.contains("block")) {
     text += fmt::format("  block: {}; scale: {}; element: {}\n", word("block"), word("scale"), word("element"));
+    if (entry.contains("follows")) text += fmt::format("  follows: {}\n", word("follows"));
   }
   text += "\n" + styled(Style::kHeading, "Parameters") + "\n";
   std::vector<std::vector<std::string>> rows;
