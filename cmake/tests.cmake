@@ -24,6 +24,10 @@ foreach(module cluster trials numeric tap aqn race triage model task train lab e
   target_link_libraries(${module}_test PRIVATE faultline_lib torch ${YAML_STATIC} GTest::gtest GTest::gtest_main)
 endforeach()
 
+# NVML as screen_test meets it: answers, refusals, a lost device (tests/nvml_stand_in.cpp).
+add_library(faultline_nvml_stand_in MODULE tests/nvml_stand_in.cpp)
+add_dependencies(screen_test faultline_nvml_stand_in)
+
 # Operators that only tests call: the model, tokenizer, tasks and optimizer from Python (tests/testing_ops.py).
 file(GLOB testing_sources CONFIGURE_DEPENDS tests/ops/*.cpp)
 add_library(faultline_testing SHARED ${testing_sources})

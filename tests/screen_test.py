@@ -4,6 +4,7 @@ fake Slurm, and the sentinel beside a model."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 
@@ -121,6 +122,35 @@ def test_a_screen_that_was_stopped_is_inconclusive():
     assert record["verdict"] == "inconclusive" and "stopped before its time" in record["broken_off"]
 
 
+CLOCK = """
+#include <dlfcn.h>
+#include <time.h>
+extern "C" int clock_gettime(clockid_t which, struct timespec* out) noexcept {
+  static int (*const real)(clockid_t, struct timespec*) = reinterpret_cast<int (*)(clockid_t, struct timespec*)>(dlsym(RTLD_NEXT, "clock_gettime"));
+  static long begin = 0;
+  struct timespec steady;
+  real(CLOCK_MONOTONIC, &steady);
+  if (begin == 0) begin = steady.tv_sec;
+  const int status = real(which, out);
+  if (which == CLOCK_REALTIME && steady.tv_sec - begin >= 3) out->tv_sec -= 3600;
+  return status;
+}
+"""
+
+
+def test_a_clock_that_is_set_back_in_the_middle_changes_nothing_but_what_is_said_of_it(tmp_path):
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    (tmp_path / "clock.cpp").write_text(CLOCK)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "clock.so", tmp_path / "clock.cpp", "-ldl"], check=True)
+    result, fleet = screen("--device", "cpu", "--seconds", "6", "--memory-share", "0.002", env={"LD_PRELOAD": str(tmp_path / "clock.so")})
+    (record,) = fleet["devices"]
+    assert result.returncode == 0 and record["verdict"] == "healthy"
+    assert record["clock_step_seconds"] == pytest.approx(-3600, abs=30)
+    assert 5 < record["seconds"] < 300
+
+
 def test_a_core_that_may_not_be_used_is_said_to_be_untested():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core")
@@ -203,6 +233,21 @@ def test_a_sentinel_finds_a_fault_of_the_model_and_of_the_machine():
         verdict = work(model, watch, 80)
     assert verdict["verdict"] == "faulty", verdict["sentence"]
     assert verdict["linears"]["wrong"] > 0 and verdict["groups"]["product"]["wrong"] > 0
+
+
+def test_a_sentinel_accuses_nobody_whose_fp32_is_bf16_by_the_users_wish():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with faultline.sentinel(model, every=1, share=1.0) as watch:
+            for _ in range(60):
+                model(torch.randn(64, 256))
+            verdict = watch.verdict()
+        assert torch.get_float32_matmul_precision() == "medium" and torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert verdict["verdict"] == "healthy", verdict["sentence"]
 
 
 def test_a_sentinel_keeps_to_its_share_of_the_time():

@@ -69,6 +69,9 @@ class Sentinel:
 
     def _ask_linear(self) -> bool:
         path, module = self._linears[(self._turn // 2) % len(self._linears)]
+        # torch.set_float32_matmul_precision("medium") makes a CPU's fp32 products those of bf16: no answer is certain then.
+        if module.weight.dtype == torch.float32 and torch.backends.mkldnn.matmul.fp32_precision not in ("none", "ieee"):
+            return bool(_OPS.sentinel_step(self._handle))
         question = _OPS.sentinel_question(self._handle, path, module.weight.detach())
         if question.numel() == 0:
             return False

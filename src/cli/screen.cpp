@@ -21,6 +21,7 @@
 #include "cli/output.h"
 #include "numeric/apply.h"
 #include "recipe/recipe.h"
+#include "screen/between_ranks.h"
 #include "screen/drill.h"
 #include "screen/fleet.h"
 #include "screen/screen.h"
@@ -31,9 +32,9 @@ namespace {
 
 struct ScreenCommand {
   std::string load = "all", minutes = "5", seconds, memory_share, out, prometheus, instruction_set, trials = "60",
-              healthy = "20", trial_seconds = "0.25";
+              healthy = "20", most_seconds = "3600";
   std::vector<std::string> merge, faults;
-  bool quick = false, rates = false, selftest = false;
+  bool quick = false, rates = false, selftest = false, large = false, between_ranks = false;
 };
 
 std::atomic<bool> screen_interrupted{false};
@@ -142,18 +143,28 @@ std::string at_most(const Json& bound) {
   return most == 0 ? "-" : fmt::format("1 in {}", format_count(most));
 }
 
+// cuda:0; of several hosts "node7 cuda:0".
+std::string name_of(const Json& fleet, const Json& one) {
+  const Json& host = one["identity"]["host"];
+  const std::string device = one["device"].get<std::string>();
+  const bool several = std::any_of(fleet["devices"].begin(), fleet["devices"].end(),
+                                   [&](const Json& other) { return other["identity"]["host"] != host; });
+  return several && host.is_string() ? host.get<std::string>() + " " + device : device;
+}
+
 void show_screens(const Json& fleet) {
   std::vector<std::vector<std::string>> rows = {{"device", "verdict", "launches", "wrong at most", "identity"}};
   for (const Json& one : fleet["devices"]) {
     const Json& identity = one["identity"];
     const Json name = identity.contains("name") ? identity["name"] : identity.value("model", Json());
-    rows.push_back({one["device"], one["verdict"], format_count(one["bound"]["launches"]["tested"].get<int64_t>()),
-                    at_most(one["bound"]["launches"]), name.is_string() ? name.get<std::string>() : "-"});
+    rows.push_back({name_of(fleet, one), one["verdict"],
+                    format_count(one["bound"]["launches"]["tested"].get<int64_t>()), at_most(one["bound"]["launches"]),
+                    name.is_string() ? name.get<std::string>() : "-"});
   }
   print(table(rows));
   for (const Json& one : fleet["devices"]) {
     const bool good = one["verdict"] == "healthy";
-    print(fmt::format("{}: {}. {}\n", one["device"].get<std::string>(),
+    print(fmt::format("{}: {}. {}\n", name_of(fleet, one),
                       styled(good ? Style::kGood : Style::kBad, one["verdict"].get<std::string>()),
                       one["sentence"].get<std::string>()));
     if (one.contains("rates"))
@@ -188,7 +199,8 @@ ExitCode run_drill(const ScreenCommand& command, const Globals& globals) {
   options.seed = globals.seed();
   options.trials = static_cast<int64_t>(parse_count("--trials", command.trials, 0, 1000000));
   options.healthy = static_cast<int64_t>(parse_count("--healthy", command.healthy, 0, 1000000));
-  options.seconds = parse_number("--trial-seconds", command.trial_seconds, 0.02, 60);
+  options.large = command.large;
+  options.most_seconds = parse_number("--most-seconds", command.most_seconds, 1, 604800);
   Progress progress("screen --selftest", options.trials + options.healthy,
                     {.unit = "trial", .quiet = globals.quiet || globals.json});
   options.progress = [&](int64_t, int64_t) { progress.advance(); };
@@ -200,13 +212,17 @@ ExitCode run_drill(const ScreenCommand& command, const Globals& globals) {
   if (globals.json) {
     print_json(json);
   } else {
-    std::vector<std::vector<std::string>> rows = {{"side", "planted", "found", "at its place", "fault"}};
+    std::vector<std::vector<std::string>> rows = {{"side", "planted", "found", "at its place", "at its rate", "fault"}};
     for (const screen::DrillRow& row : result.rows)
-      rows.push_back(
-          {row.source, std::to_string(row.planted), std::to_string(row.found), std::to_string(row.placed), row.what});
+      rows.push_back({row.source, std::to_string(row.planted), std::to_string(row.found), std::to_string(row.placed),
+                      fmt::format("{} of {}", row.rate_right, row.rated), row.what});
     print(table(rows));
-    print(fmt::format("planted {}, found {}, at their place {}; healthy screens {}, accused {}\n", result.planted(),
-                      result.found(), result.placed(), result.healthy, result.accused));
+    using Row = screen::DrillRow;
+    print(
+        fmt::format("planted {}, found {}, at their place {}, at their rate {} of {}; healthy screens {}, accused {}\n",
+                    result.sum(&Row::planted), result.sum(&Row::found), result.sum(&Row::placed),
+                    result.sum(&Row::rate_right), result.sum(&Row::rated), result.healthy, result.accused));
+    for (const std::string& one : result.not_planted) print("  not planted: " + one + "\n");
     for (const std::string& miss : result.misses) print("  " + miss + "\n");
   }
   return result.passed() ? ExitCode::kOk : ExitCode::kFound;
@@ -224,6 +240,16 @@ ExitCode run_screen(const ScreenCommand& command, const Globals& globals) {
       fmt::print(stderr, "{}{}\n", part, seconds > 0 ? fmt::format(" ({:.0f} s)", seconds) : "");
     };
   Planted planted(command.faults, globals.seed());
+  std::optional<screen::BetweenRanks> ranks;
+  if (command.between_ranks) {
+    if (!screen::BetweenRanks::job() || devices.gpus.size() + (devices.cpu ? 1 : 0) != 1)
+      throw UsageError(
+          "--between-ranks: wanted one device in each of several ranks; start it with torchrun or srun and --device "
+          "local or cpu");
+    ranks.emplace(own_program(), devices.cpu ? "cpu" : fmt::format("cuda:{}", devices.gpus[0]), options.seconds,
+                  globals.seed());
+    options.under_load = [&] { ranks->start(); };
+  }
   std::vector<Json> records(devices.gpus.size() + (devices.cpu ? 1 : 0));
   std::vector<std::thread> running;
   for (std::size_t i = 0; i < devices.gpus.size(); ++i)
@@ -235,6 +261,7 @@ ExitCode run_screen(const ScreenCommand& command, const Globals& globals) {
     });
   for (std::thread& thread : running) thread.join();
   if (devices.cpu) records.back() = screen::screen_cpu(options);
+  if (ranks) screen::add_between_ranks(records[0], ranks->finish());
   for (Json& one : records) {
     if (planted) one["planted"] = planted.evidence();
     if (command.out.empty()) continue;
@@ -264,6 +291,10 @@ void add_screen(CLI::App& app, const Globals& globals, Run& run) {
       {"training", "inference", "memory", "all"});
   option("--memory-share", options->memory_share,
          "this share of the free memory holds patterns, 0 to 0.95 (default: 0.5 of a GPU's, 0.05 of the host's)", "P");
+  command
+      ->add_flag("--between-ranks", options->between_ranks,
+                 "under torchrun or srun: known bytes through collectives meanwhile")
+      ->group("Fleet");
   command->add_flag("--rates", options->rates, "run every batch a second time unjudged: what judging costs")
       ->group("Screen");
   command->add_option("--fault", options->faults, "break the operators that are screened; may be repeated")
@@ -289,7 +320,8 @@ void add_screen(CLI::App& app, const Globals& globals, Run& run) {
   };
   drill("--trials", options->trials, "planted faults");
   drill("--healthy", options->healthy, "screens without one");
-  drill("--trial-seconds", options->trial_seconds, "how long each of them takes");
+  drill("--most-seconds", options->most_seconds, "of planted faults, and again of screens without one; then it stops");
+  command->add_flag("--large", options->large, "with a GPU's shapes in place of a core's")->group("Self-test");
   command->footer(
       where_help() +
       "Examples:\n  faultline screen --quick\n  faultline screen --device cuda:0,cuda:1 --minutes 5 --load training "

@@ -82,6 +82,7 @@ struct WorkSpec {
   uint64_t seed = 0;
   bool large = false;           // shapes that fill a GPU; else those of one core
   int64_t memory_bytes = 0;     // to hold patterns in; 0: none
+  int64_t copy_bytes = 0;       // of one buffer of a chain of copies; 0: by size
   std::vector<int> peers = {};  // CUDA devices that copies go to
 };
 
@@ -115,6 +116,16 @@ std::unique_ptr<Check> rows_check(const std::string& kind, int64_t rows, int64_t
 // way: "device" (a chain on it), "host" (to it and back), "peer N" (to cuda:N and back)
 std::unique_ptr<Check> copy_check(const std::string& way, int64_t bytes, const at::Device& device, uint64_t seed);
 std::unique_ptr<Check> memory_check(int64_t bytes, const at::Device& device, uint64_t seed);
+
+// While one lives, results of products are rounded once: sums of parts of K are kept in fp32 on a GPU, and fp32 is no
+// bf16 on a CPU. For all threads together, as torch's switches are; the last one puts back what was there.
+class ExactSums {
+ public:
+  ExactSums();
+  ~ExactSums();
+  ExactSums(const ExactSums&) = delete;
+  ExactSums& operator=(const ExactSums&) = delete;
+};
 
 int64_t host_digest(const at::Tensor& on_cpu);
 const char* short_dtype(at::ScalarType type);

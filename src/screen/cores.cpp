@@ -1,25 +1,20 @@
 #include "screen/cores.h"
 
 #include <ATen/Parallel.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <barrier>
-#include <cerrno>
 #include <memory>
 #include <thread>
 
 #include "base/machine.h"
 #include "base/text.h"
 #include "model/build.h"
-#include "record/environment.h"
 #include "screen/machine.h"
+#include "screen/program.h"
 #include "screen/record.h"
 
 namespace faultline::screen {
@@ -93,38 +88,6 @@ record::ChildEnvironment environment_for(const std::string& set) {
   return record::ChildEnvironment(variables);
 }
 
-// What a program prints, and its status; nothing where it could not be started. No shell is in between.
-std::optional<int> run_and_read(std::vector<std::string> words, record::ChildEnvironment environment,
-                                std::string& text) {
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return std::nullopt;
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-  pid_t child = 0;
-  const int failed =
-      ::posix_spawn(&child, words.front().c_str(), &actions, nullptr, arguments.data(), environment.get());
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::close(ends[1]);
-  std::array<char, 1 << 16> buffer;
-  while (failed == 0) {
-    const ssize_t got = ::read(ends[0], buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    text.append(buffer.data(), static_cast<std::size_t>(got));
-  }
-  ::close(ends[0]);
-  if (failed != 0) return std::nullopt;
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return status;
-}
-
 // The record of a screen in a process that is held to an instruction set; a sentence where there is none.
 Json screen_held_to(const std::string& set, const ScreenOptions& options, double seconds, std::string& why) {
   std::vector<std::string> words = {options.program.string(), "screen", "--device", "cpu", "--instruction-set", set};
@@ -134,7 +97,7 @@ Json screen_held_to(const std::string& set, const ScreenOptions& options, double
         std::string("--memory-share"), std::string("0"), std::string("--json"), std::string("--quiet")})
     words.push_back(std::move(word));
   std::string text;
-  const std::optional<int> status = run_and_read(std::move(words), environment_for(set), text);
+  const std::optional<int> status = run_program(std::move(words), environment_for(set), text);
   if (!status) {
     why = "no process could be started";
     return {};
@@ -205,6 +168,7 @@ void screen_cores(Json& record, const ScreenOptions& options) {
     parts.push_back(on_core(all[i].number, [&] { return run(i, "alone", times.alone); }));
   }
   if (options.begins) options.begins("cpu: all cores together", times.together);
+  if (options.under_load) options.under_load();
   std::vector<Part> together(all.size());
   every_core([&](std::size_t i) { together[i] = run(i, "together", times.together); });
   for (Part& part : together) parts.push_back(std::move(part));

@@ -1,19 +1,22 @@
 #include "screen/drill.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
-#include <map>
+#include <cmath>
 #include <memory>
-#include <thread>
 
 #include "base/error.h"
+#include "base/stats/stats.h"
 #include "base/text.h"
 #include "recipe/recipe.h"
+#include "screen/drill_outside.h"
 #include "screen/worker.h"
 #include "tap/operator_tap.h"
 #include "tap/plan.h"
@@ -22,30 +25,56 @@ namespace faultline::screen {
 namespace {
 
 constexpr std::size_t kMostMisses = 40;
+constexpr double kMissed = 1e-6, kRateAlarm = 1e-4;
 
-// A rule for the taps, and the group whose results it spoils. The last of them act in a share of the calls.
+// Rules for the taps. One element a call is the least that a broken unit can do.
 struct TapFault {
-  const char* rule;
-  Group group;
-  const char* operation;  // "": every operator of the group
+  const char *what, *where;
+  bool one_element = false;
 };
 constexpr std::array kTapFaults = {
-    TapFault{"bitflip(field=mantissa, rate=0.0001) @ operator=matmul", Group::kProduct, ""},
-    TapFault{"bitflip(field=exponent, rate=0.0001) @ operator=matmul", Group::kProduct, ""},
-    TapFault{"gain(strength=0.05, extent.fraction=0.01, extent.structure=channel) @ operator=matmul", Group::kProduct,
-             ""},
-    TapFault{"zero(extent.fraction=0.01, extent.structure=channel) @ operator=matmul", Group::kProduct, ""},
-    TapFault{"gain(strength=0.05) @ operator=attention", Group::kAttention, ""},
-    TapFault{"bitflip(field=mantissa, rate=0.001) @ operator=attention", Group::kAttention, ""},
-    TapFault{"gain(strength=0.05) @ operator=norm", Group::kNorm, ""},
-    TapFault{"gain(strength=0.05) @ operator=softmax", Group::kNorm, "aten::softmax"},
-    TapFault{"gain(strength=0.05) @ operator=activation", Group::kReduction, "aten::silu"},
-    TapFault{"gain(strength=0.05) @ operator=embedding", Group::kGather, ""},
-    TapFault{"gain(strength=0.05) @ operator=aten::sum", Group::kReduction, "aten::sum"}};
+    TapFault{"bitflip(count=1", "operator=matmul", true},
+    TapFault{"bitflip(count=1, bit=0", "operator=matmul", true},
+    TapFault{"bitflip(count=1", "operator=attention"},
+    TapFault{"gain(strength=0.05, extent.fraction=0.05, extent.structure=channel", "operator=matmul"},
+    TapFault{"zero(extent.fraction=0.05, extent.structure=channel", "operator=matmul"},
+    TapFault{"swap(length=16", "operator=matmul"},
+    TapFault{"gain(strength=0.05", "operator=attention"},
+    TapFault{"gain(strength=0.05", "operator=norm"},
+    TapFault{"bitflip(count=1", "operator=norm"},
+    TapFault{"gain(strength=0.05", "operator=softmax"},
+    TapFault{"gain(strength=0.05", "operator=activation"},
+    TapFault{"gain(strength=0.05", "operator=aten::index_select"},
+    TapFault{"gain(strength=0.05", "operator=aten::sum"},
+    TapFault{"bitflip(count=1", "operator=aten::amax"},
+    TapFault{"bitflip(count=1", "operator=aten::addcmul"}};
+constexpr std::array kRates = {1.0, 0.25, 0.05};
 
-struct Trial {
-  bool found = false, placed = false;
-  std::string note;
+// The taps of one rule while it lives.
+class Armed {
+ public:
+  Armed(const std::string& rule, uint64_t seed) {
+    recipe::PlanSpec spec =
+        recipe::read_plan_spec(recipe::recipe_of_rules({numeric::parse_rule(rule, numeric::RuleUse::kInPlan)}, seed));
+    plan_ = std::make_shared<tap::Plan>(std::move(spec.rules), spec.settings);
+    tap::arm(plan_);
+  }
+  ~Armed() { tap::disarm(); }
+  Armed(const Armed&) = delete;
+  Armed& operator=(const Armed&) = delete;
+
+  struct Counts {
+    double calls = 0, changed = 0;
+  };
+  Counts counts() const {
+    Counts all;
+    for (const tap::Plan::Evidence& one : plan_->read_evidence())
+      all.calls += one.numbers.calls, all.changed += one.numbers.changed;
+    return all;
+  }
+
+ private:
+  std::shared_ptr<tap::Plan> plan_;
 };
 
 class Drill {
@@ -53,208 +82,168 @@ class Drill {
   explicit Drill(const DrillOptions& options) : options_(options) {}
 
   DrillResult run() {
-    const auto start = std::chrono::steady_clock::now();
-    list_ = made(mix64(options_.seed, 1));
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    const auto since = [](Clock::time_point then) {
+      return std::chrono::duration<double>(Clock::now() - then).count();
+    };
+    if (options_.trials > 0) list_ = made(mix64(options_.seed, 1), options_.large);
     const int64_t total = options_.trials + options_.healthy;
     int64_t done = 0;
     const auto tick = [&] {
       if (options_.progress) options_.progress(++done, total);
     };
-    for (int64_t i = 0; i < options_.trials; ++i, tick()) {
-      const auto which = static_cast<std::size_t>(i);
+    for (int64_t i = 0; i < options_.trials && since(start) < options_.most_seconds; ++i, tick()) {
+      const auto number = static_cast<std::size_t>(i), turn = number / 4;
       switch (i % 4) {
         case 0:
-        case 1: tap_trial(kTapFaults[(which / 4 * 2 + which % 4) % kTapFaults.size()], which); break;
-        case 2: thread_trial(true, which); break;
-        default: i % 8 == 3 ? thread_trial(false, which) : copy_trial(which); break;
+        case 1: tap_trial(2 * turn + number % 4); break;
+        case 2: outside_trial(turn % 3, number); break;
+        default: copy_trial(turn, number); break;
       }
     }
-    for (int64_t i = 0; i < options_.healthy; ++i, tick()) healthy_trial(static_cast<uint64_t>(i));
-    result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const auto healthy = Clock::now();
+    for (int64_t i = 0; i < options_.healthy && since(healthy) < options_.most_seconds; ++i, tick())
+      healthy_trial(static_cast<uint64_t>(i));
+    result_.healthy_seconds = since(healthy), result_.seconds = since(start);
     return result_;
   }
 
  private:
-  WorkList made(uint64_t seed) const {
-    return work_list({.device = options_.device, .seed = seed, .memory_bytes = int64_t{16} << 20});
+  WorkList made(uint64_t seed, bool large) const {
+    return work_list({.device = options_.device,
+                      .seed = seed,
+                      .large = large,
+                      .memory_bytes = int64_t{8} << 20,
+                      .copy_bytes = int64_t{1} << 20});
   }
 
-  WorkerOptions worker(uint64_t number) const {
+  WorkerOptions worker(uint64_t number, double rate) const {
     WorkerOptions worker;
-    worker.device = options_.device, worker.seconds = options_.seconds, worker.idle = false;
-    worker.seed = mix64(options_.seed ^ 0x6472696C6C, number);
-    worker.batch_seconds = 0.005, worker.batch_bytes = int64_t{256} << 20;
+    worker.device = options_.device, worker.seed = mix64(options_.seed ^ 0x6472696C6C, number);
+    worker.rounds = 1 + launches_for(rate) / kLaunchesInRound;
     return worker;
   }
 
-  DrillRow& row(const std::string& source, const std::string& what) {
-    for (DrillRow& one : result_.rows)
-      if (one.source == source && one.what == what) return one;
-    return result_.rows.emplace_back(DrillRow{source, what});
-  }
-
   void count(const std::string& source, const std::string& what, const Trial& trial) {
-    DrillRow& one = row(source, what);
-    ++one.planted, one.found += trial.found ? 1 : 0, one.placed += trial.placed ? 1 : 0;
-    if (!trial.placed && result_.misses.size() < kMostMisses)
-      result_.misses.push_back(fmt::format("{}: {}: {}{}", source, what,
-                                           trial.found ? "found at another place" : "missed",
-                                           trial.note.empty() ? "" : "; " + trial.note));
+    auto row = std::find_if(result_.rows.begin(), result_.rows.end(),
+                            [&](const DrillRow& one) { return one.source == source && one.what == what; });
+    if (row == result_.rows.end()) row = result_.rows.insert(row, DrillRow{source, what});
+    ++row->planted, row->found += trial.found ? 1 : 0, row->placed += trial.placed ? 1 : 0;
+    if (trial.rate) ++row->rated, row->rate_right += *trial.rate ? 1 : 0;
+    const bool right = trial.placed && trial.rate.value_or(true);
+    if (right || result_.misses.size() >= kMostMisses) return;
+    result_.misses.push_back(fmt::format("{}: {}: {}{}", source, what,
+                                         !trial.found    ? "missed"
+                                         : !trial.placed ? "found at another place"
+                                                         : "found at another rate",
+                                         trial.note.empty() ? "" : "; " + trial.note));
   }
 
-  bool has(const TapFault& fault) const {
-    return std::any_of(list_.checks.begin(), list_.checks.end(),
-                       [&](const auto& check) { return meant(fault, *check); });
-  }
-  static bool meant(const TapFault& fault, const Check& check) {
-    return check.group == fault.group && (*fault.operation == 0 || check.operation == fault.operation);
+  // Which checks call the operator, and in which of them the fault changes something, by the ledger alone.
+  struct Truth {
+    std::vector<double> calls, changed;  // of one launch
+  };
+  Truth truth_of(const std::string& rule, uint64_t seed) {
+    const Armed armed(rule, seed);
+    Truth truth;
+    Armed::Counts before;
+    for (const auto& check : list_.checks) {
+      if (!check->memory) check->run({});
+      const Armed::Counts now = armed.counts();
+      truth.calls.push_back(now.calls - before.calls), truth.changed.push_back(now.changed - before.changed);
+      before = now;
+    }
+    return truth;
   }
 
-  // Every other one acts in a part of the calls only, and is held against its rate.
-  void tap_trial(const TapFault& fault, std::size_t number) {
-    if (!has(fault)) return;
-    const double probability = number % 8 < 4 ? 1 : 0.25;
-    std::string text = fault.rule;
-    if (probability < 1) {
-      const std::size_t end = text.find(") @");
-      text.insert(end, ", lifetime.kind=transient, lifetime.probability=0.25");
-    }
-    numeric::Rule rule = numeric::parse_rule(text, numeric::RuleUse::kInPlan);
-    recipe::PlanSpec spec = recipe::read_plan_spec(recipe::recipe_of_rules({rule}, mix64(options_.seed, number)));
-    const auto plan = std::make_shared<tap::Plan>(std::move(spec.rules), spec.settings);
-    tap::arm(plan);
-    WorkerResult result;
-    try {
-      result = run_worker(list_, worker(number));
-    } catch (...) {
-      tap::disarm();
-      throw;
-    }
-    tap::disarm();
-    double acted = 0, changed = 0, calls = 0;
-    for (const tap::Plan::Evidence& evidence : plan->read_evidence())
-      calls += evidence.numbers.calls, acted += evidence.numbers.active_calls, changed += evidence.numbers.changed;
-    if (changed == 0) {
-      result_.misses.push_back(fmt::format("tap: {}: nothing was changed, so nothing was planted", text));
+  void tap_trial(std::size_t turn) {
+    const TapFault& fault = kTapFaults[turn % kTapFaults.size()];
+    const double rate = kRates[turn / kTapFaults.size() % kRates.size()];
+    const uint64_t seed = mix64(options_.seed, turn);
+    const auto rule = [&](const char* lifetime) {
+      return fmt::format("{}{}) @ {}", fault.what, lifetime, fault.where);
+    };
+    const Truth truth = truth_of(rule(""), seed);
+    if (std::none_of(truth.changed.begin(), truth.changed.end(), [](double changed) { return changed > 0; })) {
+      const std::string sentence = rule("") + ": no check of this list calls it";
+      if (std::find(result_.not_planted.begin(), result_.not_planted.end(), sentence) == result_.not_planted.end())
+        result_.not_planted.push_back(sentence);
       return;
     }
+    WorkerResult result;
+    {
+      const Armed armed(
+          rule(rate == 1 ? "" : fmt::format(", lifetime.kind=transient, lifetime.probability={}", rate).c_str()), seed);
+      result = run_worker(list_, worker(turn, rate));
+    }
+    result_.planted_launches += result.launches();
+    count("tap", rule(""), judged(fault, rate, truth, result));
+  }
+
+  Trial judged(const TapFault& fault, double rate, const Truth& truth, const WorkerResult& result) const {
     Trial trial;
-    trial.placed = true;
+    trial.found = trial.placed = true;
+    int64_t wrong = 0, tested = 0;
     for (std::size_t i = 0; i < list_.checks.size(); ++i) {
       const Spent& spent = result.spent[i];
-      if (meant(fault, *list_.checks[i])) {
-        trial.found = trial.found || spent.wrong > 0;
-        if (probability < 1 && fault.group == Group::kProduct)
-          result_.rate_launches += spent.launches, result_.rate_wrong += spent.wrong;
-      } else if (spent.wrong > 0 && list_.checks[i]->group != fault.group) {
-        trial.placed = false, trial.note = fmt::format("{} was accused", list_.checks[i]->name);
-      }
+      const std::string& name = list_.checks[i]->name;
+      if (truth.calls[i] == 0 && spent.wrong > 0) trial.placed = false, trial.note = name + " was accused";
+      if (truth.changed[i] == 0) continue;
+      if (spent.wrong == 0) trial.found = false, trial.note = name + " was never wrong";
+      if (truth.calls[i] == 1) tested += spent.launches, wrong += spent.wrong;
     }
-    if (probability < 1 && fault.group == Group::kProduct)
-      result_.rate_calls += static_cast<int64_t>(calls), result_.rate_acted += static_cast<int64_t>(acted);
-    trial.placed = trial.placed && trial.found;
-    count("tap", fault.rule, trial);
+    for (const Failure& failure : result.failures) {
+      const auto check = std::find_if(list_.checks.begin(), list_.checks.end(),
+                                      [&](const auto& one) { return one->name == failure.check; });
+      const auto index = static_cast<std::size_t>(check - list_.checks.begin());
+      const bool one_bit = failure.wrong_elements == 1 && std::popcount(failure.changed_bits) == 1;
+      const bool right = truth.calls[index] > 0 && failure.suspect == Suspect::kCompute &&
+                         (!fault.one_element || truth.calls[index] > 1 || one_bit);
+      if (!right)
+        trial.placed = false, trial.note = fmt::format("{}: {}", failure.check, suspect_name(failure.suspect));
+    }
+    trial.placed = trial.placed && trial.found && !result.failures.empty();
+    if (tested > 0) trial.rate = agrees(rate, wrong, tested);
+    if (trial.rate == false) trial.note = fmt::format("{} of {} launches were wrong, rate {}", wrong, tested, rate);
+    return trial;
   }
 
-  Check* check_of(Group group) const {
-    for (const auto& check : list_.checks)
-      if (check->group == group) return check.get();
-    return nullptr;
-  }
-
-  // Another thread flips one bit of memory under test, or of an operand, while the screen runs, and turns it back
-  // later.
-  void thread_trial(bool memory, std::size_t number) {
-    Check* const check = check_of(memory ? Group::kMemory : Group::kProduct);
-    if (check == nullptr) return;
-    const uint64_t word = mix64(options_.seed ^ 0x746872656164, number);
-    const std::size_t chunk = memory ? word % check->memory->chunks.size() : word % check->inputs.size();
-    const at::Tensor words = memory ? check->memory->chunks[chunk].words : check->inputs[chunk].tensor;
-    const bool narrow = words.element_size() == 2;
-    at::Tensor bits = words.view(narrow ? at::kShort : at::kInt).view(-1);
-    // Of an operand: the sign of a number that is not 0.
-    at::Tensor places = memory ? at::Tensor() : words.cpu().view(-1).to(at::kFloat).nonzero().view(-1);
-    const auto element =
-        memory ? static_cast<int64_t>((word >> 8) % static_cast<uint64_t>(bits.numel()))
-               : places[static_cast<int64_t>((word >> 8) % static_cast<uint64_t>(places.numel()))].item<int64_t>();
-    const int bit = memory ? static_cast<int>(word >> 40 & 31) : (narrow ? 15 : 31);
-    const int64_t mask = narrow ? static_cast<int16_t>(uint16_t{1} << bit) : static_cast<int32_t>(uint32_t{1} << bit);
-    const at::Tensor one = bits.narrow(0, element, 1);
-    const auto flip = [&, device = options_.device] {
-      const c10::DeviceGuard guard(device);
-      const tap::TapsSuspended suspended;
-      one.bitwise_xor_(mask);
-    };
-    // Memory keeps what it is given until it is written again: the flip must come between a write and a look.
-    std::thread outside;
-    WorkerOptions options = worker(number);
-    bool flipped = false;
-    options.between = [&](WorkList&) {
-      if (flipped) return;
-      flipped = true;
-      outside = std::thread(flip);
-      outside.join();
-    };
+  void outside_trial(std::size_t which, std::size_t number) {
+    constexpr std::array kWhat = {"one bit of memory under test, once", "one bit of memory under test, held",
+                                  "one bit of an operand, once"};
+    WorkerOptions options = worker(number, 1);
+    options.rounds = 12;  // every pattern of the memory comes by
+    Outside outside(list_, options_.device, static_cast<Outside::Kind>(which), mix64(options_.seed, number),
+                    options.rounds);
+    options.between = [&](WorkList&) { outside.between(); };
     const WorkerResult result = run_worker(list_, options);
-    if (flipped && !memory) flip();  // operands are used again
-    if (!flipped) return;
-    Trial trial;
-    for (const Failure& failure : result.failures) {
-      trial.found = true;
-      trial.placed =
-          trial.placed ||
-          (memory ? failure.group == Group::kMemory && failure.element == element &&
-                        failure.stage == fmt::format("chunk {}", chunk) && failure.changed_bits == uint64_t{1} << bit
-                  : failure.check == check->name && !failure.broken_inputs.empty() &&
-                        failure.broken_inputs[0] == check->inputs[chunk].name && failure.suspect == Suspect::kMemory);
-    }
-    count("thread", memory ? "a bit of memory under test" : "a bit of a product's operand", trial);
+    result_.planted_launches += result.launches();
+    count("thread", kWhat[which], outside.judged(result));
   }
 
-  // A bit of a buffer that the chain's next copy reads.
-  void copy_trial(std::size_t number) {
-    Check* const check = check_of(Group::kCopy);
-    if (check == nullptr) return;
-    const uint64_t word = mix64(options_.seed ^ 0x636F7079, number);
-    const auto run = check->run;
-    int64_t calls = 0;
-    const auto at_call = int64_t{1};  // at its first launch
-    check->run = [&](const Disturb& disturb) {
-      if (++calls < at_call || disturb) return run(disturb);
-      return run([&](const at::Tensor& buffer) {
-        std::thread([&] {
-          const c10::DeviceGuard guard(options_.device);
-          at::Tensor bits = buffer.view(at::kInt);
-          bits.narrow(0, static_cast<int64_t>((word >> 8) % static_cast<uint64_t>(bits.numel())), 1)
-              .bitwise_xor_(1 << 20);
-        }).join();
-      });
-    };
-    const WorkerResult result = run_worker(list_, worker(number));
-    check->run = run;
-    if (calls < at_call) return;
-    Trial trial;
-    for (const Failure& failure : result.failures) {
-      trial.found = true;
-      trial.placed = trial.placed || (failure.group == Group::kCopy && failure.wrong_elements == 1 &&
-                                      failure.changed_bits == 1 << 20 && failure.stage.starts_with("copy 6"));
-    }
-    count("thread", "a bit of a buffer between two copies", trial);
+  void copy_trial(std::size_t turn, std::size_t number) {
+    constexpr std::array kWays = {"a copy that loses 64 bytes", "a copy that flips a bit"};
+    const double rate = kRates[turn / 2 % kRates.size()];
+    WorkerOptions options = worker(number, rate);
+    SpoiltCopies copies(list_, options_.device, turn % 2 == 0, rate, mix64(options_.seed, number));
+    const WorkerResult result = run_worker(list_, options);
+    result_.planted_launches += result.launches();
+    count("copy", kWays[turn % 2], copies.judged(result));
   }
 
   void healthy_trial(uint64_t number) {
-    WorkList fresh = made(mix64(options_.seed ^ 0x6865616C7468, number));
-    const WorkerResult result = run_worker(fresh, worker(number + (uint64_t{1} << 32)));
-    ++result_.healthy;
-    result_.healthy_launches += result.launches();
-    if (result.wrong() == 0 && result.missed_canaries.empty() && result.broken_off.empty()) return;
+    WorkList fresh = made(mix64(options_.seed ^ 0x6865616C7468, number), false);
+    WorkerOptions options = worker(number + (uint64_t{1} << 32), 1);
+    options.rounds = 1;
+    const WorkerResult result = run_worker(fresh, options);
+    ++result_.healthy, result_.healthy_launches += result.launches();
+    if (result.failures.empty() && result.missed_canaries.empty() && result.broken_off.empty()) return;
     ++result_.accused;
-    result_.misses.push_back(fmt::format(
-        "healthy screen {}: {}", number,
-        result.failures.empty() ? result.broken_off + joined(result.missed_canaries) : result.failures[0].check));
-  }
-  static std::string joined(const std::vector<std::string>& sentences) {
-    return sentences.empty() ? "" : sentences.front();
+    result_.misses.push_back(fmt::format("healthy screen {}: {}", number,
+                                         !result.failures.empty()     ? result.failures[0].check
+                                         : !result.broken_off.empty() ? result.broken_off
+                                                                      : result.missed_canaries[0]));
   }
 
   const DrillOptions& options_;
@@ -262,23 +251,39 @@ class Drill {
   DrillResult result_;
 };
 
-template <class Member>
-int64_t summed(const DrillResult& result, Member member) {
+}  // namespace
+
+int64_t launches_for(double rate) {
+  return rate >= 1 ? 1 : static_cast<int64_t>(std::ceil(std::log(kMissed) / std::log1p(-rate)));
+}
+
+bool agrees(double rate, int64_t wrong, int64_t tested) {
+  if (rate >= 1) return wrong == tested;
+  const Interval share = clopper_pearson_interval(wrong, tested, 1 - kRateAlarm);
+  return share.low <= rate && rate <= share.high;
+}
+
+int64_t DrillResult::sum(int64_t DrillRow::* member) const {
   int64_t sum = 0;
-  for (const DrillRow& row : result.rows) sum += row.*member;
+  for (const DrillRow& row : rows) sum += row.*member;
   return sum;
 }
 
-}  // namespace
-
-int64_t DrillResult::planted() const { return summed(*this, &DrillRow::planted); }
-int64_t DrillResult::found() const { return summed(*this, &DrillRow::found); }
-int64_t DrillResult::placed() const { return summed(*this, &DrillRow::placed); }
-bool DrillResult::passed() const { return planted() > 0 && 100 * placed() >= 99 * planted() && accused == 0; }
+bool DrillResult::passed() const {
+  const int64_t planted = sum(&DrillRow::planted);
+  return 100 * sum(&DrillRow::placed) >= 99 * planted &&
+         100 * sum(&DrillRow::rate_right) >= 99 * sum(&DrillRow::rated) && accused == 0 && planted + healthy > 0;
+}
 
 DrillResult drill(const DrillOptions& options) {
   const c10::DeviceGuard guard(options.device);
-  return Drill(options).run();
+  const at::NoGradGuard no_gradients;
+  const ExactSums exact;
+  const int threads = at::get_num_threads();
+  if (options.device.is_cpu()) at::set_num_threads(1);  // as a core's screen has; more would only wait for each other
+  const DrillResult result = Drill(options).run();
+  at::set_num_threads(threads);
+  return result;
 }
 
 Json to_json(const DrillResult& result) {
@@ -288,20 +293,22 @@ Json to_json(const DrillResult& result) {
                     {"what", row.what},
                     {"planted", row.planted},
                     {"found", row.found},
-                    {"placed", row.placed}});
+                    {"placed", row.placed},
+                    {"rated", row.rated},
+                    {"rate_right", row.rate_right}});
   return {{"rows", rows},
-          {"planted", result.planted()},
-          {"found", result.found()},
-          {"placed", result.placed()},
+          {"planted", result.sum(&DrillRow::planted)},
+          {"found", result.sum(&DrillRow::found)},
+          {"placed", result.sum(&DrillRow::placed)},
+          {"rated", result.sum(&DrillRow::rated)},
+          {"rate_right", result.sum(&DrillRow::rate_right)},
+          {"planted_launches", result.planted_launches},
           {"misses", result.misses},
+          {"not_planted", result.not_planted},
           {"healthy", result.healthy},
           {"healthy_launches", result.healthy_launches},
+          {"healthy_seconds", result.healthy_seconds},
           {"accused", result.accused},
-          {"rate",
-           {{"calls", result.rate_calls},
-            {"acted", result.rate_acted},
-            {"launches", result.rate_launches},
-            {"wrong", result.rate_wrong}}},
           {"seconds", result.seconds},
           {"passed", result.passed()}};
 }

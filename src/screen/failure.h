@@ -51,7 +51,13 @@ struct Failure {
 using Elsewhere = std::function<std::optional<Tries>(const Check& check, const Launched& wrong, std::string& where)>;
 
 Failure examine(Check& check, const Launched& wrong, const Elsewhere& elsewhere);
+// An operand that is no longer what was written, though no result has shown it.
+Failure changed_input(const Check& check, const Input& input);
 Json to_json(const Failure& failure);
+
+// The same memory as integers; the one with this bit alone set.
+at::Tensor bits_of(const at::Tensor& contiguous);
+int64_t one_bit(int64_t element_size, int bit);
 
 // The digest of a result on its device, waited for.
 int64_t digest_now(const at::Tensor& result);

@@ -87,6 +87,15 @@ Json merge(std::vector<Json> records) {
     counts[verdict] = counts.value(verdict, 0) + 1;
   }
   Json fleet = {{"kind", "screen_fleet"}, {"counts", counts}, {"exit_code", static_cast<int>(exit_code_of(devices))}};
+  // Wrong bytes between ranks: rank 0 was told whom they are laid on, whichever rank that is.
+  for (const Json& device : devices)
+    if (const Json ranks = device.value("between_ranks", Json::object());
+        !ranks.value("blamed", Json::array()).empty()) {
+      fleet["between_ranks"].push_back({{"started", device.value("started", Json())},
+                                        {"blamed_ranks", ranks["blamed"]},
+                                        {"sentence", ranks["sentence"]}});
+      fleet["exit_code"] = static_cast<int>(ExitCode::kFound);
+    }
   fleet["devices"] = devices;
   return fleet;
 }

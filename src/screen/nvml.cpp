@@ -99,7 +99,7 @@ Nvml::Nvml(const std::string& library) {
   find(library_, "nvmlDeviceGetCurrPcieLinkWidth", all->PcieWidth);
   find(library_, "nvmlDeviceGetPcieReplayCounter", all->PcieReplays);
   if (all->Init == nullptr || all->ByPci == nullptr) {
-    why_not_ = fmt::format("{} has no nvmlInit_v2", library);
+    why_not_ = fmt::format("{} lacks nvmlInit_v2 or nvmlDeviceGetHandleByPciBusId_v2", library);
     return;
   }
   if (const int status = all->Init(); status != 0)
@@ -113,19 +113,22 @@ Nvml::~Nvml() {
   if (library_ != nullptr) dlclose(library_);
 }
 
-void* Nvml::device(const std::string& pci, std::string& why) const {
-  if (!why_not_.empty()) {
-    why = why_not_;
-    return nullptr;
-  }
+// The device of this PCI place, or why there is none; then no question is asked.
+struct Nvml::Found {
+  const Functions& functions;
+  Functions::Device device;
+  std::string why;
+};
+
+Nvml::Found Nvml::device(const std::string& pci) const {
+  static const Functions kNone;
+  if (!why_not_.empty()) return {kNone, nullptr, why_not_};
   Functions::Device device = nullptr;
   const int status = functions_->ByPci(pci.c_str(), &device);
-  if (status != 0) {
-    why = fmt::format("NVML does not know {}: {}", pci,
-                      functions_->ErrorString != nullptr ? functions_->ErrorString(status) : std::to_string(status));
-    return nullptr;
-  }
-  return device;
+  if (status == 0) return {*functions_, device, ""};
+  return {*functions_, nullptr,
+          fmt::format("NVML does not know {}: {}", pci.empty() ? "a device without a PCI place" : pci,
+                      functions_->ErrorString != nullptr ? functions_->ErrorString(status) : std::to_string(status))};
 }
 
 namespace {
@@ -163,10 +166,7 @@ class Ask {
 }  // namespace
 
 Json Nvml::identity(const std::string& pci) const {
-  static const Functions kNone;
-  std::string why;
-  void* const one = device(pci, why);
-  const Functions& f = functions_ != nullptr ? *functions_ : kNone;
+  const auto [f, one, why] = device(pci);
   const Ask ask(f.ErrorString, why);
   Json json;
   json["name"] = ask.text(f.Name, one), json["uuid"] = ask.text(f.Uuid, one);
@@ -184,10 +184,7 @@ Json Nvml::identity(const std::string& pci) const {
 }
 
 Json Nvml::weather(const std::string& pci) const {
-  static const Functions kNone;
-  std::string why;
-  void* const one = device(pci, why);
-  const Functions& f = functions_ != nullptr ? *functions_ : kNone;
+  const auto [f, one, why] = device(pci);
   const Ask ask(f.ErrorString, why);
   Json json;
   constexpr int kCorrected = 0, kUncorrected = 1, kVolatile = 0, kAggregate = 1;
@@ -250,6 +247,16 @@ Json cuda_device_names(int index) {
     json["uuid"] = "GPU-" + hex;
   }
   return json;
+}
+
+Json gpu_identity(const Nvml& nvml, const Json& from_driver) {
+  Json identity = nvml.identity(from_driver["pci"].is_string() ? from_driver["pci"].get<std::string>() : "");
+  for (const char* key : {"name", "uuid", "pci"})
+    if (from_driver[key].is_string() || !identity.contains(key)) identity[key] = from_driver[key];
+  // The driver gives a slice's number without saying that it is one.
+  if (identity["mig"] == true && from_driver["uuid"].is_string())
+    identity["uuid"] = "MIG-" + from_driver["uuid"].get<std::string>().substr(4);
+  return identity;
 }
 
 }  // namespace faultline::screen

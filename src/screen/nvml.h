@@ -22,7 +22,8 @@ class Nvml {
 
  private:
   struct Functions;
-  void* device(const std::string& pci, std::string& why) const;
+  struct Found;
+  Found device(const std::string& pci) const;
 
   void* library_ = nullptr;
   Functions* functions_ = nullptr;
@@ -34,5 +35,8 @@ Json absent(const std::string& why);
 
 // How the driver calls CUDA's device of this number: name, uuid, pci. Each a string or absent.
 Json cuda_device_names(int index);
+
+// Who a GPU is: NVML's word, and the driver's where it has one. A slice of a divided GPU has a number of its own.
+Json gpu_identity(const Nvml& nvml, const Json& from_driver);
 
 }  // namespace faultline::screen

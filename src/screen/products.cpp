@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <mutex>
+#include <optional>
 
 #include "base/text.h"
 #include "numeric/apply.h"
@@ -155,14 +157,74 @@ std::string shape_text(const ProductSpec& spec) {
   return spec.batch == 1 ? one : fmt::format("{} of {}", spec.batch, one);
 }
 
+// fp32 products of this moment may be TF32. One thread at a time; another's fp32 product may meet it, and is as exact.
+class Tf32 {
+ public:
+  Tf32() { at::globalContext().setAllowTF32CuBLAS(true); }
+  ~Tf32() { at::globalContext().setAllowTF32CuBLAS(false); }
+  Tf32(const Tf32&) = delete;
+  Tf32& operator=(const Tf32&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  const std::lock_guard<std::mutex> alone_{mutex()};
+};
+
 at::Tensor multiply(const ProductSpec& spec, const at::Tensor& a, const at::Tensor& b, const at::Tensor& one) {
   if (c10::elementSize(spec.dtype) == 1)
     return at::_scaled_mm(a, b, one, one, {}, {}, at::kBFloat16, /*use_fast_accum=*/false);
-  if (spec.dtype == at::kFloat && a.is_cuda()) at::globalContext().setAllowTF32CuBLAS(spec.tf32);
+  std::optional<Tf32> tf32;
+  if (spec.tf32 && a.is_cuda()) tf32.emplace();
   return spec.batch > 1 ? at::bmm(a, b) : at::mm(a, b);
 }
 
+// torch's switches, as they were before the first ExactSums.
+struct Switches {
+  std::mutex mutex;
+  int holders = 0;
+  at::CuBLASReductionOption half{}, bfloat{};
+  bool half_sums = false, half_sums_cpu = false;
+  at::Float32Precision cpu{};
+};
+Switches& switches() {
+  static Switches all;
+  return all;
+}
+
 }  // namespace
+
+ExactSums::ExactSums() {
+  Switches& all = switches();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.holders++ > 0) return;
+  at::Context& torch = at::globalContext();
+  all.half = torch.allowFP16ReductionCuBLAS(), all.bfloat = torch.allowBF16ReductionCuBLAS();
+  all.half_sums = torch.allowFP16AccumulationCuBLAS(), all.half_sums_cpu = torch.allowFP16ReductionCPU();
+  all.cpu = torch.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
+  torch.setAllowFP16ReductionCuBLAS(false), torch.setAllowBF16ReductionCuBLAS(false);
+  torch.setAllowFP16AccumulationCuBLAS(false);
+  if (all.half_sums_cpu) torch.setAllowFP16ReductionCPU(false);
+  torch.setFloat32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL, at::Float32Precision::IEEE);
+}
+
+ExactSums::~ExactSums() {
+  Switches& all = switches();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (--all.holders > 0) return;
+  at::Context& torch = at::globalContext();
+  const auto put = [&](void (at::Context::*set)(bool, bool), at::CuBLASReductionOption option) {
+    (torch.*set)(option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK,
+                 option != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
+  };
+  put(&at::Context::setAllowFP16ReductionCuBLAS, all.half);
+  put(&at::Context::setAllowBF16ReductionCuBLAS, all.bfloat);
+  torch.setAllowFP16AccumulationCuBLAS(all.half_sums);
+  if (all.half_sums_cpu) torch.setAllowFP16ReductionCPU(true);
+  torch.setFloat32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL, all.cpu);
+}
 
 std::unique_ptr<Check> product_check(const ProductSpec& spec, const at::Device& device, uint64_t seed) {
   auto check = std::make_unique<Check>();

@@ -38,15 +38,14 @@ void add_check(Json& record, const Check& check, const Spent& spent) {
   for (int when = 0; when < kWhens; ++when)
     add(row["by_time"], when_name(static_cast<When>(when)), spent.by_when[static_cast<std::size_t>(when)]);
   if (spent.plain_launches == 0) return;
+  // Once for a check of a core that was screened twice: counts and seconds add up.
   Json& rates = row["rates"];
-  const auto work = static_cast<double>(check.operations > 0 ? check.operations : static_cast<double>(check.bytes));
-  rates["unit"] = check.operations > 0 && check.group == Group::kProduct ? "operations/s" : "bytes/s";
-  const double each = check.group == Group::kProduct ? work : static_cast<double>(check.bytes);
-  rates["screening"] = each * static_cast<double>(spent.timed_launches) / spent.timed_seconds;
-  rates["plain"] = each * static_cast<double>(spent.plain_launches) / spent.plain_seconds;
-  rates["timed_work"] = each * static_cast<double>(spent.timed_launches);
-  rates["timed_seconds"] = spent.timed_seconds, rates["plain_seconds"] = spent.plain_seconds;
-  rates["plain_work"] = each * static_cast<double>(spent.plain_launches);
+  const bool product = check.group == Group::kProduct;
+  const double each = product ? check.operations : static_cast<double>(check.bytes);
+  rates["unit"] = product ? "operations/s" : "bytes/s";
+  add(rates, "timed_work", each * static_cast<double>(spent.timed_launches));
+  add(rates, "timed_seconds", spent.timed_seconds), add(rates, "plain_seconds", spent.plain_seconds);
+  add(rates, "plain_work", each * static_cast<double>(spent.plain_launches));
 }
 
 Json bound_of(int64_t wrong, int64_t tested) {
@@ -80,21 +79,26 @@ void sum_up(Json& record) {
   record["groups"] = groups, record["bound"] = bound, record["canaries"] = canaries;
 }
 
+// Rates while screening, and unjudged: how long the same work would have taken at each check's own unjudged rate.
 void sum_rates(Json& record) {
   Json rates = Json::object();
   for (const Json& row : record["checks"]) {
     if (!row.contains("rates")) continue;
-    const std::string name = row["group"] == "product" ? "product " + row["dtype"].get<std::string>()
-                             : row["group"] == "copy"  ? row["check"].get<std::string>()
-                                                       : row["group"].get<std::string>();
-    Json& sum = rates[name];
-    for (const char* key : {"timed_work", "timed_seconds", "plain_work", "plain_seconds"})
-      add(sum, key, row["rates"][key].get<double>());
-    sum["unit"] = row["rates"]["unit"];
+    const Json& own = row["rates"];
+    const double work = own["timed_work"].get<double>(), plain = own["plain_seconds"].get<double>();
+    const auto count = [&](const std::string& name) {
+      Json& sum = rates[name];
+      add(sum, "work", work), add(sum, "seconds", own["timed_seconds"].get<double>());
+      add(sum, "plain_seconds", plain / own["plain_work"].get<double>() * work);
+      sum["unit"] = own["unit"];
+    };
+    const std::string group = row["group"];
+    count(group == "copy" ? row["check"].get<std::string>() : group);
+    if (group == "product") count("product " + row["dtype"].get<std::string>());
   }
   for (auto& [name, sum] : rates.items()) {
-    sum["screening"] = sum["timed_work"].get<double>() / sum["timed_seconds"].get<double>();
-    sum["plain"] = sum["plain_work"].get<double>() / sum["plain_seconds"].get<double>();
+    const double work = sum["work"].get<double>();
+    sum["screening"] = work / sum["seconds"].get<double>(), sum["plain"] = work / sum["plain_seconds"].get<double>();
     sum["share"] = sum["screening"].get<double>() / sum["plain"].get<double>();
   }
   if (!rates.empty()) record["rates"] = rates;
@@ -164,6 +168,8 @@ void add_record(Json& record, const Json& part, const std::string& name) {
     record["canaries"]["missed"].push_back(name + ": " + sentence.get<std::string>());
   for (const Json& sentence : part.at("broken_off"))
     record["broken_off"].push_back(name + ": " + sentence.get<std::string>());
+  for (const Json& sentence : part.at("not_tested"))
+    add_once(record["not_tested"], name + ": " + sentence.get<std::string>());
   for (const Json& core : part.value("cores", Json::array())) {
     Json& row = named(record["cores"], "core", core.at("core"));
     row[name] = core.value("together", Json::object());

@@ -1,6 +1,5 @@
 #include "screen/screen.h"
 
-#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
@@ -27,32 +26,6 @@ using Wall = std::chrono::system_clock;
 std::string time_text(Wall::time_point time) {
   return utc_timestamp(std::chrono::duration<double>(time.time_since_epoch()).count());
 }
-
-// Results must not be rounded twice: sums of parts of K are kept in fp32 while a screen runs.
-class ExactSums {
- public:
-  ExactSums()
-      : half_(at::globalContext().allowFP16ReductionCuBLAS()),
-        bfloat_(at::globalContext().allowBF16ReductionCuBLAS()),
-        tf32_(at::globalContext().allowTF32CuBLAS()) {
-    at::globalContext().setAllowFP16ReductionCuBLAS(false);
-    at::globalContext().setAllowBF16ReductionCuBLAS(false);
-  }
-  ~ExactSums() {
-    const auto allowed = [](at::CuBLASReductionOption option) {
-      return option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
-    };
-    at::globalContext().setAllowFP16ReductionCuBLAS(allowed(half_));
-    at::globalContext().setAllowBF16ReductionCuBLAS(allowed(bfloat_));
-    at::globalContext().setAllowTF32CuBLAS(tf32_);
-  }
-  ExactSums(const ExactSums&) = delete;
-  ExactSums& operator=(const ExactSums&) = delete;
-
- private:
-  at::CuBLASReductionOption half_, bfloat_;
-  bool tf32_;
-};
 
 // The time around a screen: how long it was by a clock that nobody sets, and whether the other one was set meanwhile.
 class Watch {
@@ -97,11 +70,9 @@ Json screen_gpu(int index, const ScreenOptions& options) {
   const Watch watch;
   const Nvml nvml;
   const Json names = cuda_device_names(index);
-  record["identity"] = nvml.identity(pci_of(names));
-  for (const char* key : {"name", "uuid", "pci"})
-    if (names[key].is_string() || !record["identity"].contains(key)) record["identity"][key] = names[key];
-  record["identity"]["host"] = cpu_identity()["host"];
-  record["id"] = names["uuid"].is_string() ? names["uuid"] : record["identity"]["uuid"];
+  record["identity"] = gpu_identity(nvml, names);
+  record["identity"]["host"] = host_name();
+  record["id"] = record["identity"]["uuid"];
   record["weather"]["before"] = nvml.weather(pci_of(names));
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
   WorkList list;
@@ -119,6 +90,7 @@ Json screen_gpu(int index, const ScreenOptions& options) {
     list = work_list(spec);
     record["preparation_seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (options.begins) options.begins(name, options.seconds);
+    if (options.under_load) options.under_load();
     WorkerOptions worker{.device = device, .seconds = options.seconds, .seed = options.seed};
     worker.rates = options.rates, worker.stop = options.stop, worker.between = options.between;
     parts[0].result = run_worker(list, worker);
@@ -126,8 +98,12 @@ Json screen_gpu(int index, const ScreenOptions& options) {
     parts[0].result.broken_off = first_line(error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     parts[0].result.broken_off = "the host is out of memory";
+  } catch (const std::exception& error) {  // of our own kernels
+    parts[0].result.broken_off = first_line(error.what());
   }
   add_parts(record, parts);
+  if (options.peers.empty())
+    record["not_tested"].push_back("copies to other GPUs: no other one is screened by this process");
   record["not_tested"].push_back("gradients of attention; kernels that this torch did not choose for these shapes");
   if (options.stop != nullptr && options.stop->load()) record["broken_off"].push_back("stopped before its time");
   record["weather"]["after"] = nvml.weather(pci_of(names));
@@ -220,6 +196,15 @@ void judge(Json& record) {
   if (!record["canaries"]["missed"].empty())
     return say(Verdict::kUnproven, ExitCode::kEvidence,
                "the screen's own planted fault was not seen: " + record["canaries"]["missed"][0].get<std::string>());
+  if (const Json ranks = record.value("between_ranks", Json::object());
+      ranks.value("exit_code", 0) == static_cast<int>(ExitCode::kFound)) {
+    const Json blamed = ranks.value("blamed", Json::array());
+    const bool this_rank = std::find(blamed.begin(), blamed.end(), ranks["rank"]) != blamed.end();
+    return say(this_rank ? Verdict::kFaulty : Verdict::kInconclusive, this_rank ? ExitCode::kFound : ExitCode::kRuntime,
+               "collectives between ranks brought wrong bytes: " + (ranks.contains("sentence")
+                                                                        ? ranks["sentence"].get<std::string>()
+                                                                        : "rank 0's record says whom it is laid on"));
+  }
   if (!record["broken_off"].empty())
     return say(Verdict::kInconclusive, ExitCode::kRuntime, "broken off: " + record["broken_off"][0].get<std::string>());
   for (const std::string& group : groups_of(record["load"])) {

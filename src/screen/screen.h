@@ -28,6 +28,7 @@ struct ScreenOptions {
   std::vector<int> peers;         // further CUDA devices, for copies
   const std::atomic<bool>* stop = nullptr;
   std::function<void(const std::string& part, double seconds)> begins;  // a part of the work
+  std::function<void()> under_load = {};                                // the device, or all cores, are busy now
   std::function<void(WorkList& list)> between = {};                     // for drills
 };
 

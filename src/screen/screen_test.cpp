@@ -2,11 +2,18 @@
 #include "screen/screen.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <sched.h>
+
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <set>
 
+#include "base/error.h"
 #include "base/files/temporary_folder.h"
 #include "screen/drill.h"
 #include "screen/fleet.h"
@@ -347,13 +354,172 @@ TEST(Screen, AFleetKeepsTheLatestOfADeviceAndComparesIt) {
   EXPECT_EQ(text.find("ecc_uncorrected"), std::string::npos);  // absent is not zero
 }
 
-// Faults of taps alone: whether a bit that a thread flips is looked at again in time is a matter of the machine's load.
-TEST(Screen, TheDrillFindsWhatTapsPlant) {
-  const DrillResult result = drill({.trials = 2, .healthy = 1, .seconds = 1});
-  EXPECT_EQ(result.planted(), 2);
-  EXPECT_EQ(result.placed(), result.planted());
+TEST(Screen, AnOperandThatNoResultShowsIsFoundAtTheLastLook) {
+  WorkList list;
+  list.checks.push_back(rows_check("gather", 16, 64, at::kBFloat16, at::kCPU, 3));
+  const at::Tensor& table = list.checks[0]->inputs[0].tensor;
+  const at::Tensor& rows = list.checks[0]->inputs[1].tensor;
+  int64_t row = 0;
+  while (rows.eq(row).any().item<bool>()) ++row;  // one that is not asked for
+  table.view(at::kShort)[row][5].bitwise_xor_(1);
+  WorkerOptions options;
+  options.rounds = 1;
+  const WorkerResult result = run_worker(list, options);
+  EXPECT_EQ(result.wrong(), 0);
+  ASSERT_EQ(result.failures.size(), 1U);
+  EXPECT_EQ(result.failures[0].suspect, Suspect::kMemory);
+  EXPECT_EQ(result.failures[0].broken_inputs, std::vector<std::string>{"input 1"});
+  Json record = record_of(list, result);
+  judge(record);
+  EXPECT_EQ(record["verdict"], "faulty");
+}
+
+TEST(Screen, ABudgetOfRoundsGivesTheSameLaunchesOnEveryMachine) {
+  WorkList list = small_list(13);
+  WorkerOptions options;
+  options.rounds = 3, options.seconds = 1e-9;
+  const WorkerResult result = run_worker(list, options);
+  for (std::size_t i = 0; i < list.checks.size(); ++i)
+    EXPECT_GE(result.spent[i].launches, 1 + 3 * kLaunchesInRound) << list.checks[i]->name;
+  EXPECT_EQ(result.launches(), run_worker(list, options).launches());
+}
+
+TEST(Screen, MemoryThatOthersTakeInTheMiddleEndsTheScreenWithoutAVerdict) {
+  WorkList list = small_list(14);
+  const auto run = list.checks[0]->run;
+  int64_t calls = 0;
+  list.checks[0]->run = [&](const Disturb& disturb) {
+    if (++calls > 2) TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate 2.00 GiB");
+    return run(disturb);
+  };
+  WorkerOptions options;
+  options.rounds = 2;  // by number: a loaded machine gets as far
+  const WorkerResult result = run_worker(list, options);
+  Json record = record_of(list, result);
+  judge(record);
+  EXPECT_EQ(record["verdict"], "inconclusive");
+  EXPECT_EQ(record["exit_code"], 2);
+  EXPECT_NE(record["sentence"].get<std::string>().find("out of memory"), std::string::npos);
+  EXPECT_GT(result.launches(), 0);  // what was tested until then stands in the record
+}
+
+TEST(Screen, AnErrorOfOurOwnKernelsEndsTheScreenAndNotTheProgram) {
+  WorkList list = small_list(15);
+  list.checks[1]->run = [](const Disturb&) -> at::Tensor { throw RuntimeFailure("CUDA: device lost"); };
+  EXPECT_EQ(run_worker(list, short_screen()).broken_off, "CUDA: device lost");
+}
+
+// --- NVML as a stand-in gives it (tests/nvml_stand_in.cpp) ---------------------------------------------------------
+class Nvidia {
+ public:
+  explicit Nvidia(const char* how) : told_(::setenv("FAULTLINE_NVML_STAND_IN", how, 1)) {}
+  ~Nvidia() { ::unsetenv("FAULTLINE_NVML_STAND_IN"); }
+  Nvidia(const Nvidia&) = delete;
+  Nvidia& operator=(const Nvidia&) = delete;
+
+ private:
+  int told_;  // before the library is opened
+
+ public:
+  Nvml nvml{(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libfaultline_nvml_stand_in.so").string()};
+};
+
+TEST(Screen, NvmlThatAnswersIsBelieved) {
+  const Nvidia all("");
+  EXPECT_EQ(all.nvml.why_not(), "");
+  const Json identity = all.nvml.identity("0000:19:00.0"), weather = all.nvml.weather("0000:19:00.0");
+  EXPECT_EQ(identity["serial"], "1650000000001");
+  EXPECT_EQ(identity["mig"], false);
+  EXPECT_EQ(weather["ecc_uncorrected"], 0);
+  EXPECT_EQ(weather["ecc_corrected"], 3);
+  EXPECT_EQ(weather["power_w"], 612.5);
+  EXPECT_EQ(weather["throttled_by"], (Json{"power cap", "hardware slowdown"}));
+  EXPECT_TRUE(weather["pcie_replays"].contains("absent"));  // the stand-in is an old library without it
+}
+
+TEST(Screen, WithoutPermissionCountersAreAbsentAndNotZero) {
+  const Nvidia denied("denied");
+  const Json weather = denied.nvml.weather("0000:19:00.0");
+  EXPECT_EQ(weather["ecc_uncorrected"]["absent"], "Insufficient Permissions");
+  EXPECT_EQ(weather["temperature_c"], 71);
+  EXPECT_EQ(denied.nvml.identity("0000:19:00.0")["serial"]["absent"], "Insufficient Permissions");
+}
+
+TEST(Screen, NvmlThatMayNotBeStartedIsSaid) {
+  const Nvidia refused("no init");
+  EXPECT_EQ(refused.nvml.why_not(), "NVML could not be started: Insufficient Permissions");
+  EXPECT_TRUE(refused.nvml.weather("0000:19:00.0")["ecc_uncorrected"].contains("absent"));
+}
+
+TEST(Screen, ALostGpuHasNoCountersAndASliceHasItsOwnName) {
+  const Nvidia lost("lost");
+  EXPECT_EQ(lost.nvml.weather("0000:19:00.0")["ecc_uncorrected"]["absent"], "GPU is lost");
+  EXPECT_NE(lost.nvml.weather("")["ecc_uncorrected"]["absent"].get<std::string>().find("without a PCI place"),
+            std::string::npos);
+  const Nvidia slice("mig");
+  const Json driver = {{"name", "H200 MIG 1g.18gb"}, {"uuid", "GPU-1234"}, {"pci", "0000:19:00.0"}};
+  const Json identity = gpu_identity(slice.nvml, driver);
+  EXPECT_EQ(identity["mig"], true);
+  EXPECT_EQ(identity["uuid"], "MIG-1234");
+  EXPECT_EQ(identity["name"], "H200 MIG 1g.18gb");
+  EXPECT_EQ(gpu_identity(Nvidia("").nvml, driver)["uuid"], "GPU-1234");
+}
+
+// A fault that only one core has: named, and not found on the core where it is tried again.
+TEST(Screen, OneBadCoreIsNamed) {
+  const std::vector<int> cores = allowed_cores();
+  if (cores.size() < 2) GTEST_SKIP() << "one core";
+  const int bad = cores.back();
+  std::mutex mutex;
+  std::set<const WorkList*> broken;
+  ScreenOptions options;
+  options.seconds = 3.2, options.memory_share = 0, options.load = Load::kTraining;
+  options.between = [&](WorkList& list) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!broken.insert(&list).second) return;
+    for (const auto& check : list.checks) {
+      if (check->group != Group::kProduct) continue;
+      check->run = [run = check->run, bad](const Disturb& disturb) {
+        at::Tensor result = run(disturb);
+        if (::sched_getcpu() == bad) bits_of(result).view(-1)[1].bitwise_xor_(2);
+        return result;
+      };
+    }
+  };
+  const Json record = screen_cpu(options);
+  EXPECT_EQ(record["verdict"], "faulty");
+  ASSERT_FALSE(record["failures"].empty());
+  for (const Json& failure : record["failures"]) {
+    EXPECT_EQ(failure["core"], bad);
+    EXPECT_EQ(failure["again"]["wrong"], 8);
+    EXPECT_EQ(failure["elsewhere"]["wrong"], 0);
+  }
+  for (const Json& core : record["cores"])
+    for (const char* part : {"alone", "together"}) EXPECT_EQ(core[part]["wrong"] > 0, core["core"] == bad) << core;
+  EXPECT_NE(record["sentence"].get<std::string>().find(fmt::format("on core {}", bad)), std::string::npos);
+}
+
+// By number of launches, so that the machine's load decides nothing. One round of every side.
+TEST(Screen, TheDrillFindsWhatIsPlantedFromEverySide) {
+  const DrillResult result = drill({.trials = 12, .healthy = 2});
+  EXPECT_EQ(result.sum(&DrillRow::planted), 12);
+  EXPECT_EQ(result.sum(&DrillRow::placed), 12);
+  EXPECT_GE(result.sum(&DrillRow::rated), 8);
+  EXPECT_EQ(result.sum(&DrillRow::rate_right), result.sum(&DrillRow::rated));
   for (const std::string& miss : result.misses) ADD_FAILURE() << miss;
   EXPECT_EQ(result.accused, 0);
+  std::set<std::string> sides;
+  for (const DrillRow& row : result.rows) sides.insert(row.source);
+  EXPECT_EQ(sides, (std::set<std::string>{"copy", "tap", "thread"}));
+}
+
+TEST(Screen, ARateIsHeldAgainstItsInterval) {
+  EXPECT_TRUE(agrees(1, 20, 20));
+  EXPECT_FALSE(agrees(1, 19, 20));
+  EXPECT_TRUE(agrees(0.25, 260, 1000));
+  EXPECT_FALSE(agrees(0.25, 150, 1000));
+  EXPECT_EQ(launches_for(1), 1);
+  EXPECT_EQ(launches_for(0.05), 270);
 }
 
 }  // namespace screen_test

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kUnread = std::numeric_limits<int64_t>::min();  // no digest: those are below 2^61
 constexpr std::size_t kMostOut = 4, kMostLinearFailures = 8;
-constexpr uint64_t kCanaryEvery = 8;
+constexpr uint64_t kSentinelCanaryEvery = 8;
 constexpr int64_t kRows = 64;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -33,9 +33,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 Sentinel::Sentinel(const SentinelOptions& options) : options_(options) {
   const c10::DeviceGuard guard(options_.device);
   const at::NoGradGuard no_gradients;
+  const ExactSums exact;
   list_ = work_list({.device = options_.device, .load = Load::kAll, .seed = options_.seed, .large = options_.large});
-  // Copies would hold a stream up for long, and their buffers a lot of memory.
-  std::erase_if(list_.checks, [](const auto& check) { return check->group == Group::kCopy; });
+  // Copies would hold a stream up for long, and their buffers a lot of memory. TF32 is the user's to switch.
+  std::erase_if(list_.checks, [](const auto& check) { return check->group == Group::kCopy || check->dtype == "tf32"; });
   if (list_.checks.empty()) throw RuntimeFailure("sentinel: this device can do none of the checks");
   result_.spent.resize(list_.checks.size());
   for (const auto& check : list_.checks) {
@@ -51,6 +52,7 @@ bool Sentinel::allowed(double cost) const { return spent_ + cost <= options_.sha
 bool Sentinel::step() {
   const c10::DeviceGuard guard(options_.device);
   const at::NoGradGuard no_gradients;
+  const ExactSums exact;  // for the moment of these calls: the user's own switches stand again afterwards
   ++steps_;
   judge_home(false);
   if (out_.size() >= kMostOut || !allowed(cost_[next_])) return false;
@@ -61,12 +63,11 @@ bool Sentinel::step() {
   next_ = (next_ + 1) % list_.checks.size();
   const uint64_t word = mix64(options_.seed ^ 0x73656E74, ++canaries_);
   Disturb disturb;
-  if (canaries_ == 1 || word % kCanaryEvery == 0)
+  if (canaries_ == 1 || word % kSentinelCanaryEvery == 0)
     disturb = [&](const at::Tensor& result) {
-      const int64_t size = result.element_size();
-      const at::Tensor bits = result.view(size == 2 ? at::kShort : at::kInt).view(-1);
+      const at::Tensor bits = bits_of(result).view(-1);
       out.canary = bits.narrow(0, static_cast<int64_t>((word >> 8) % static_cast<uint64_t>(bits.numel())), 1);
-      out.mask = int64_t{1} << (word >> 40) % 15;
+      out.mask = one_bit(result.element_size(), static_cast<int>((word >> 40) % 15));
       out.canary.bitwise_xor_(out.mask);
     };
   out.launched.result = check.run(disturb);
@@ -165,6 +166,7 @@ void Sentinel::linear_answer(const at::Tensor& output) {
 Json Sentinel::verdict() {
   const c10::DeviceGuard guard(options_.device);
   const at::NoGradGuard no_gradients;
+  const ExactSums exact;
   if (!linears_out_.empty() || !out_.empty()) {
     judge_home(true);
     if (!linears_out_.empty()) {

@@ -58,7 +58,8 @@ std::unique_ptr<Check> copy_check(const std::string& way, int64_t bytes, const a
     const at::Tensor words = bytes_of(turn);
     check->digests.push_back(host_digest(words));
     sources[static_cast<std::size_t>(turn)] = words.to(device, /*non_blocking=*/false, /*copy=*/true);
-    check->inputs.push_back({"source", sources[static_cast<std::size_t>(turn)], check->digests.back()});
+    check->inputs.push_back(
+        {fmt::format("source {}", turn + 1), sources[static_cast<std::size_t>(turn)], check->digests.back()});
   }
   std::vector<at::Tensor> buffers;
   for (int i = 0; i < kChain; ++i) {

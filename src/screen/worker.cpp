@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kMostInBatch = 256;
 constexpr std::size_t kMostExamined = 12, kMostExaminedPerCheck = 3;
 constexpr uint64_t kCanaryEvery = 24;  // batches, on average
+constexpr int64_t kPlainEvery = 8;     // of a check's batches: run once more unjudged, for rates
 
 using Clock = std::chrono::steady_clock;  // a wall clock that steps changes nothing
 
@@ -45,6 +46,8 @@ class Worker {
 
   void run() {
     for (std::size_t i = 0; i < list_.checks.size(); ++i) batch(i, 1, When::kCold, /*canary=*/true);
+    for (int64_t round = 0; round < options_.rounds && !over(); ++round) one_round();
+    if (options_.rounds > 0) return last_look();
     const double middle = 0.6 * options_.seconds;
     while (!over() && since(start_) < middle) hot();
     if (options_.idle && !over()) {
@@ -62,7 +65,19 @@ class Worker {
   }
 
  private:
-  bool over() const { return since(start_) >= options_.seconds || (options_.stop != nullptr && options_.stop->load()); }
+  bool over() const {
+    if (options_.stop != nullptr && options_.stop->load()) return true;
+    return options_.rounds == 0 && since(start_) >= options_.seconds;
+  }
+
+  // The same launches in the same order on every machine.
+  void one_round() {
+    for (std::size_t i = 0; i < list_.checks.size() && !over(); ++i) {
+      const int64_t size = std::min(kLaunchesInRound, list_.checks[i]->most_in_batch);
+      for (int64_t done = 0; done < kLaunchesInRound; done += size) batch(i, size, When::kHot, canary_now());
+    }
+  }
+  bool canary_now() { return mix64(options_.seed, ++batches_) % kCanaryEvery == 0; }
 
   // The check that has had least of its share.
   void hot() {
@@ -74,8 +89,7 @@ class Worker {
     const int64_t by_bytes = options_.batch_bytes / std::max<int64_t>(1, result_bytes_[next]);
     const auto by_time = static_cast<int64_t>(options_.batch_seconds / estimate);
     const int64_t launches = std::max<int64_t>(1, std::min({by_time, by_bytes, check.most_in_batch, kMostInBatch - 1}));
-    const bool canary = mix64(options_.seed, ++batches_) % kCanaryEvery == 0;
-    batch(next, launches, When::kHot, canary);
+    batch(next, launches, When::kHot, canary_now());
   }
   double share(std::size_t i) const { return result_.spent[i].seconds / list_.checks[i]->weight; }
 
@@ -110,14 +124,10 @@ class Worker {
     }
     spent.launches += count;
     spent.by_when[static_cast<std::size_t>(when)] += count;
-    if (options_.rates && when == When::kHot && !check.memory) {
-      spent.timed_seconds += seconds, spent.timed_launches += count;
-      launched.clear();
-      plain(check, spent, count);
-    }
     launched.clear();
     if (with_canary) canary(index, when);
     if (check.memory) check.memory->write_looked();
+    if (options_.rates && when == When::kHot && !check.memory) rate(check, spent, count, since(start));
     if (options_.between && !looking_last_) options_.between(list_);
     spent.seconds += since(start);
   }
@@ -126,8 +136,10 @@ class Worker {
     return check.digests[static_cast<std::size_t>(one.turn) % check.digests.size()];
   }
 
-  // The same work unjudged, for what judging costs.
-  void plain(Check& check, Spent& spent, int64_t count) {
+  // What judging costs: all of it, canaries too, in one batch; then the same work without, in some of them.
+  void rate(Check& check, Spent& spent, int64_t count, double seconds) {
+    spent.timed_seconds += seconds, spent.timed_launches += count;
+    if (spent.batches++ % kPlainEvery != 0) return;
     const Clock::time_point start = Clock::now();
     std::vector<at::Tensor> results;
     for (int64_t i = 0; i < count; ++i) results.push_back(check.run({}));
@@ -145,12 +157,9 @@ class Worker {
         check,
         [&](const at::Tensor& under_test) {
           const int64_t size = under_test.element_size();
-          const at::Tensor bits = under_test.view(size == 1 ? at::kByte : size == 2 ? at::kShort : at::kInt).view(-1);
+          const at::Tensor bits = bits_of(under_test).view(-1);
           canary.bits = bits.narrow(0, static_cast<int64_t>(word % static_cast<uint64_t>(bits.numel())), 1);
-          const auto bit = static_cast<int>(word >> 40) % static_cast<int>(8 * size);
-          canary.mask = size == 1   ? int64_t{1} << bit
-                        : size == 2 ? static_cast<int16_t>(uint16_t{1} << bit)
-                                    : static_cast<int32_t>(uint32_t{1} << bit);
+          canary.mask = one_bit(size, static_cast<int>((word >> 40) % static_cast<uint64_t>(8 * size)));
           canary.bits.bitwise_xor_(canary.mask);
           canary.planted = true;
         },
@@ -163,20 +172,16 @@ class Worker {
     } else {
       ++spent.seen;
     }
-    // The bit turned back, all must be right: what was seen was the canary.
-    if (check.memory || check.stages) {
-      canary.bits.bitwise_xor_(canary.mask);
-      if (check.stages) return;  // further copies carried the flip on; their sources are as they were
+    // The bit turned back, all must be right: what was seen was the canary. So the launch is judged as any other.
+    canary.bits.bitwise_xor_(canary.mask);
+    if (check.stages) return;  // further copies carried the flip on; their sources are as they were
+    if (check.memory) {
       check.memory->next = one.chunk;
       one = Launched{check.run({}), one.turn, one.chunk, 0};
-    } else {
-      canary.bits.bitwise_xor_(canary.mask);
     }
     one.digest = digest_now(one.result);
-    if (one.digest != wanted(check, one)) {
-      wrong(index, one, spent.launches, when);
-      ++spent.launches;
-    }
+    if (one.digest != wanted(check, one)) wrong(index, one, spent.launches, when);
+    ++spent.launches, ++spent.by_when[static_cast<std::size_t>(when)];
   }
 
   void wrong(std::size_t index, const Launched& one, int64_t launch, When when) {
@@ -197,12 +202,29 @@ class Worker {
   // What the memory holds at the end: every chunk, as it was last written.
   void last_look() {
     looking_last_ = true;
+    for (std::size_t i = 0; i < list_.checks.size(); ++i) look_at_inputs(i);
     for (std::size_t i = 0; i < list_.checks.size(); ++i) {
       Check& check = *list_.checks[i];
       if (!check.memory) continue;
       const auto chunks = static_cast<int64_t>(check.memory->chunks.size());
       for (int64_t done = 0; done < chunks; done += kMostInBatch - 1)
         batch(i, std::min(kMostInBatch - 1, chunks - done), When::kHot, false);
+    }
+  }
+
+  // Operands have lain in memory all the while. One that no result has shown yet may still have changed.
+  void look_at_inputs(std::size_t index) {
+    Check& check = *list_.checks[index];
+    for (const Input& input : check.inputs) {
+      if (digest_now(input.tensor) == input.digest) continue;
+      const bool known = std::any_of(result_.failures.begin(), result_.failures.end(), [&](const Failure& failure) {
+        return failure.check == check.name && std::find(failure.broken_inputs.begin(), failure.broken_inputs.end(),
+                                                        input.name) != failure.broken_inputs.end();
+      });
+      if (known) continue;
+      result_.failures.push_back(changed_input(check, input));
+      result_.failures.back().launch = result_.spent[index].launches;
+      result_.failures.back().when = "at the last look";
     }
   }
 
@@ -237,14 +259,23 @@ int64_t WorkerResult::launches() const {
 WorkerResult run_worker(WorkList& list, const WorkerOptions& options) {
   const c10::DeviceGuard guard(options.device);
   const at::NoGradGuard no_gradients;
-  Worker worker(list, options);
+  std::optional<Worker> worker;
+  const auto broken_off = [&](const std::string& why) {  // with what was tested until then
+    if (worker) return worker->take(why);
+    WorkerResult nothing;
+    nothing.spent.resize(list.checks.size()), nothing.broken_off = why;
+    return nothing;
+  };
   try {
-    if (!list.checks.empty()) worker.run();
-    return worker.take("");
+    worker.emplace(list, options);
+    if (!list.checks.empty()) worker->run();
+    return worker->take("");
   } catch (const c10::Error& error) {
-    return worker.take(first_line(error.what_without_backtrace()));
+    return broken_off(first_line(error.what_without_backtrace()));
   } catch (const std::bad_alloc&) {
-    return worker.take("out of memory");
+    return broken_off("out of memory");
+  } catch (const std::exception& error) {  // of our own kernels, of oneDNN
+    return broken_off(first_line(error.what()));
   }
 }
 
