@@ -266,7 +266,6 @@ def test_a_shared_experts_gate_may_keep_its_row_dimension(tmp_path):
         ("qwen3_moe", {}, ["blk.0.ffn_gate_inp.weight"], "blk.0.ffn_gate_inp.weight"),
         ("qwen2_moe", {}, ["blk.0.ffn_up_shexp.weight"], "blk.0.ffn_up_shexp.weight"),
         ("qwen2", {"qwen2.rope.scaling.type": "yarn"}, [], "'yarn' is not supported"),
-        ("qwen2", {"qwen2.attention.sliding_window": 64}, [], "sliding windows are not supported"),
         ("qwen3", {"qwen3.expert_count": 4}, [], "a mixture of experts of this architecture is not supported"),
     ],
 )

@@ -104,7 +104,7 @@ CASES = {
     "config is a list": (write("config.json", "[]"), "config.json"),
     "architecture": (edit_json("config.json", model_type="gpt_neox"), "gpt_neox"),
     "activation": (edit_json("config.json", hidden_act="gelu"), "hidden_act"),
-    "rope": (edit_json("config.json", rope_scaling={"rope_type": "yarn", "factor": 2.0}), "yarn"),
+    "rope": (edit_json("config.json", rope_scaling={"rope_type": "longrope", "factor": 2.0}), "longrope"),
     "negative size": (edit_json("config.json", hidden_size=-32), "hidden_size"),
     "size that is text": (edit_json("config.json", hidden_size="32"), "hidden_size"),
     "enormous size": (edit_json("config.json", vocab_size=2**62), "vocab_size"),

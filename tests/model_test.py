@@ -1,4 +1,4 @@
-"""Our model against transformers on the same files: tiny random models of all five families. The files are written by
+"""Our model against transformers on the same files: tiny random models of all families. The files are written by
 transformers; ours reads them. The default model: model_parity_test.py."""
 
 import json
@@ -17,6 +17,13 @@ FAMILIES = {
     "llama": (transformers.LlamaConfig, dict(rope_theta=10000.0, tie_word_embeddings=True)),
     "llama_biased": (transformers.LlamaConfig, dict(attention_bias=True, tie_word_embeddings=False)),
     "llama3": (transformers.LlamaConfig, dict(tie_word_embeddings=False, rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64))),
+    "llama_mlp_biased": (transformers.LlamaConfig, dict(mlp_bias=True, tie_word_embeddings=False)),
+    "yarn": (transformers.LlamaConfig, dict(tie_word_embeddings=False, rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=16.0))),
+    "dynamic": (transformers.LlamaConfig, dict(tie_word_embeddings=False, rope_scaling=dict(rope_type="dynamic", factor=2.0))),
+    "mistral": (transformers.MistralConfig, dict(head_dim=24, sliding_window=128, tie_word_embeddings=False)),
+    "phi3": (transformers.Phi3Config, dict(pad_token_id=0, sliding_window=128)),
+    "smollm3": (transformers.SmolLM3Config, dict(no_rope_layers=[1, 0, 1], pad_token_id=0, attention_bias=True, mlp_bias=True)),
+    "granite": (transformers.GraniteConfig, dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.1, logits_scaling=5.0, tie_word_embeddings=True)),
     "qwen2": (transformers.Qwen2Config, dict(tie_word_embeddings=True)),
     "qwen3": (transformers.Qwen3Config, dict(head_dim=24, tie_word_embeddings=False)),
     "qwen2_moe": (transformers.Qwen2MoeConfig, dict(shared_expert_intermediate_size=80, mlp_only_layers=[1], norm_topk_prob=False, **MOE)),
@@ -151,11 +158,32 @@ def test_an_end_token_ends_and_is_kept(pair):
     assert ended[0].tolist() == free[0, : first + 1].tolist() + [-1] * (15 - first)
 
 
-@pytest.mark.parametrize("prompt, sentence", [([], "is empty"), ([400], "holds token 400"), ([1] * 300, "context holds 256")])
+@pytest.mark.parametrize("prompt, sentence", [([], "is empty"), ([400], "holds token 400"), ([1] * 300, "context holds")])
 def test_a_prompt_that_cannot_be_run_is_refused(pair, prompt, sentence):
     _, handle, _ = pair
     with pytest.raises(Exception, match=sentence):
         OPS.model_generate(handle, prompt, [len(prompt)], 4, 0.0, 0, 1.0, 0, 1, [], False)
+
+
+def test_a_sequence_as_long_as_the_window_is_whole_and_a_longer_one_is_refused(tmp_path):
+    reference = make("mistral", tmp_path)
+    handle = OPS.model_open(str(tmp_path), torch.float32, CPU)
+    tokens = torch.randint(0, 320, (1, 136), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        assert largest_difference(OPS.model_logits(handle, tokens[:, :128]), reference(tokens[:, :128]).logits) < 1e-4
+    with pytest.raises(Exception, match="136 tokens; this model is computed here up to 128"):
+        OPS.model_logits(handle, tokens)
+    with pytest.raises(Exception, match="the model's context holds 128"):
+        OPS.model_generate(handle, tokens[0, :120].tolist(), [120], 9, 0.0, 0, 1.0, 0, 1, [], False)
+    OPS.model_close(handle)
+
+
+@pytest.mark.parametrize("family", ["Olmo2", "Gemma3Text", "Mixtral", "GptOss"])
+def test_a_family_that_is_not_ours_is_refused_with_the_way_to_run_it(family, tmp_path):
+    config = getattr(transformers, f"{family}Config")()
+    config.save_pretrained(tmp_path)
+    with pytest.raises(Exception, match=f"{config.model_type}.*run it in transformers"):
+        OPS.model_open(str(tmp_path), torch.float32, CPU)
 
 
 def test_routers_choose_as_transformers_do(pair):

@@ -40,6 +40,7 @@ FAULTS = [
     "zero(extent.fraction=0.3, extent.structure=tile, extent.tile=4x8)",
     "nan(extent.fraction=0.2, extent.structure=row)",
     "inf(extent.fraction=0.1, extent.structure=lane)",
+    "gain(strength=0.5, extent.rows=[0, '2-'], extent.columns='1-')",
     "swap(length=16, count=3)",
     "relative_gaussian(strength=0.05, rule.keyed_by=row)",
     "relative_gaussian(strength=0.05, extent.fraction=0.3, extent.structure=element)",

@@ -155,6 +155,10 @@ def _products(module: torch.nn.Module, path: str) -> int:
     return int(bool(_matrices(module.named_buffers(recurse=False)) or is_packed or is_stacked))
 
 
+def _biases(module: torch.nn.Module, products: int) -> int:
+    return sum(parameter.dim() == 1 and name.endswith("bias") for name, parameter in module.named_parameters(recurse=False)) if products else 0
+
+
 class _Running(threading.local):
     """What runs on this thread: the places whose scopes are open, and the phases to go back to after forwards that have
     one of their own."""
@@ -215,6 +219,13 @@ class _ScopedForward:
             self._module.forward = self._own
 
 
+class _Restored:
+    """A class's attribute that was replaced, as a handle that puts it back."""
+
+    def __init__(self, owner, name, original):
+        self.remove = functools.partial(setattr, owner, name, original)
+
+
 def _has_failed(output) -> bool:
     """Whether a hook that is always called is called because its module raised."""
     return output is None and sys.exc_info()[0] is not None
@@ -271,7 +282,7 @@ class Attachment:
             if path != "":
                 is_compiled = any(around in ("", path) or path.startswith(around + ".") for around in compiled)
                 is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-                _OPS.know_module(_OPS.place(path), _products(module, path), is_compiled, is_trained)
+                _OPS.know_module(_OPS.place(path), products := _products(module, path), is_compiled, is_trained, _biases(module, products))
 
     def _hook(self, module, path):
         place = _OPS.place(path)
@@ -394,7 +405,9 @@ class Attachment:
     def add_boundaries(self) -> None:
         """Hooks for the loaded plan's module rules; a rule that matches no module raises ValueError with the nearest names.
         Code that is compiled while they are there has them in its graphs; code compiled before runs without them."""
-        _OPS.check_modules(self.paths)
+        caches = self._caches()
+        _OPS.check_modules([*self.paths, *(path for pair in caches.values() for path in pair)])
+        self._watch_cache({index: tuple(_OPS.place(path) for path in pair) for index, pair in caches.items()})
         places = [(place, module) for path, module in _named_modules(self.model) if (place := _OPS.place(path)) != _ROOT]
         for place, module in places:
             if _OPS.boundary_is_wanted(place, "input"):
@@ -402,6 +415,32 @@ class Attachment:
             if _OPS.boundary_is_wanted(place, "output"):
                 # First of the module's hooks: its scope is still open, and every other hook sees the faulty output.
                 self._handles.append(_register_first(module._forward_hooks, module.register_forward_hook, _output_hook(_boundary(place, "output"))))
+
+    def _caches(self) -> dict[int, tuple[str, str]]:
+        """The places of what transformers' layers write into a cache, keys and values, by the layer's index there."""
+        transformers = sys.modules.get("transformers")
+        if transformers is None or not any(isinstance(module, transformers.PreTrainedModel) for module in self.model.modules()):
+            return {}
+        owners = {module.layer_idx: path for path, module in _named_modules(self.model) if isinstance(getattr(module, "layer_idx", None), int) and _OPS.role(path) == "attention"}
+        return {index: (f"{path}.k_cache", f"{path}.v_cache") for index, path in owners.items()}
+
+    def _watch_cache(self, places):
+        """What a layer of transformers gives to its cache passes the plan first: the cache keeps it, and the layer attends to it."""
+        wanted = {index: [_boundary(place, "input") for place in pair] for index, pair in places.items() if any(_OPS.boundary_is_wanted(place, "input") for place in pair)}
+        if not wanted:
+            return
+        cache = sys.modules["transformers"].Cache
+        update = cache.update
+
+        @functools.wraps(update)
+        def watched(itself, key_states, value_states, layer_idx, *arguments, **keywords):
+            if layer_idx in wanted:
+                key, value = wanted[layer_idx]
+                key_states, value_states = key(key_states), value(value_states)
+            return update(itself, key_states, value_states, layer_idx, *arguments, **keywords)
+
+        cache.update = watched
+        self._handles.append(_Restored(cache, "update", update))
 
     def detach(self) -> None:
         """Takes every hook back and forgets the parameters' names; a second call does nothing."""

@@ -168,11 +168,19 @@ def _wrap_ascend_worker(worker_class, own: environment.Armed) -> None:
 # --- the model --------------------------------------------------------------------------------------------------------
 def _know(model: torch.nn.Module, own: environment.Armed, *, is_eager: bool) -> NormNoise | None:
     """-> the noise on its norms, where the recipe asks for it"""
+    _refuse_kinds_of_forward(own.plan.recipe)
     phases.know(model, is_eager=is_eager, counts_forwards=False)
     vllm_residuals.join(model)
     _register_packed(model)
     recipe = os.environ["FAULTLINE_RECIPE"]
     return NormNoise(model, recipe, own) if _OPS.has_aqn(recipe, []) else None
+
+
+def _refuse_kinds_of_forward(recipe: dict) -> None:
+    """A batch of vLLM's holds prompts and decodings at once."""
+    for rule in recipe.get("faults", []):
+        if unknown := [key for key in ("forward", "decode_step") if key in rule.get("when", {})]:
+            raise ValueError(f"rule '{rule['name']}': when.{unknown[0]} is not known in vLLM, whose batches hold prompts and decodings at once; choose by when.rows, or leave it out")
 
 
 def _register_packed(model: torch.nn.Module) -> int:

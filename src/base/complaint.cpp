@@ -11,7 +11,7 @@ namespace {
 using enum ComplaintCode;
 constexpr std::array<ComplaintKind, 27> kKinds{{
     {kNeverFired, "never_fired", "a rule met no call that it may act on"},
-    {kAsleep, "asleep", "a rule's lifetime let it act in no call"},
+    {kAsleep, "asleep", "a rule's lifetime or its `when` let it act in no call"},
     {kUnselected, "unselected", "a rule's extent selects no element"},
     {kUnchanged, "unchanged", "a rule acted and changed not one bit"},
     {kVisible, "visible", "a rule that was declared invisible changed elements"},

@@ -119,14 +119,21 @@ void OperatorProbe::probe_attention(const model::Attention& attention) {
   });
 }
 
-// Position 0 turns by no angle.
+// Position 0 turns by no angle; yarn's factor is on what is rotated all the same.
 void OperatorProbe::probe_rotary(const model::Attention& attention) {
   const bool apart = attention.query_norm.weight.defined();
   const int64_t heads = attention.heads + (apart ? 0 : attention.kv_heads);
   const model::AttentionContext context = model_.whole_rows(1, 1);
   const at::Tensor& x = rows((heads + (apart ? 0 : attention.kv_heads)) * attention.head_size);
   const at::Tensor positions = at::zeros({x.size(0)}, at::TensorOptions(at::kLong).device(x.device()));
-  run({"position 0", "rotary", attention.place, x, {}}, [&] {
+  at::Tensor turned = x;
+  if (const double factor = model_.config().rope_scaling.attention_factor; factor != 1) {
+    const PlanPause pause;
+    const int64_t size = heads * attention.head_size;
+    const at::Tensor scaled = (x.narrow(1, 0, size).to(at::kFloat) * static_cast<double>(static_cast<float>(factor)));
+    turned = at::cat({scaled.to(x.scalar_type()), x.narrow(1, size, x.size(1) - size)}, 1);
+  }
+  run({"position 0", "rotary", attention.place, turned, {}}, [&] {
     const site::Scope scope(attention.place);
     return model::ops::rotary(x, positions, context.rotary->cos, context.rotary->sin, heads);
   });
@@ -172,7 +179,7 @@ void OperatorProbe::probe_layer(int64_t index, int64_t repetitions) {
   for (const model::Linear* linear : linears_of(layer))
     if (!linear->adapter.down.defined()) probe_linear(*linear);
   for (const model::Norm* norm : norms_of(layer)) probe_norm(*norm);
-  probe_rotary(layer.attention);
+  if (layer.attention.rotates) probe_rotary(layer.attention);
   probe_attention(layer.attention);
   if (const auto* mlp = std::get_if<model::Mlp>(&layer.mlp)) probe_activation(*mlp);
   probe_modules(layer, index);
@@ -183,10 +190,12 @@ void OperatorProbe::probe_ends() {
   probe_norm(model_.final_norm());
   const at::Tensor tokens = at::arange(std::min<int64_t>(64, model_.config().vocabulary), at::TensorOptions(at::kLong));
   probe_linear(model_.head_linear());
+  const double multiplier = model_.config().embedding_multiplier;
+  const auto scaled = [&](const at::Tensor& x) { return multiplier == 1 ? x : at::mul(x, multiplier); };
   run({"a row of the table",
        "embedding",
        site::place_id("model.embed_tokens"),
-       model_.embedding().narrow(0, 0, tokens.numel()),
+       scaled(model_.embedding().narrow(0, 0, tokens.numel())),
        {}},
       [&] { return model_.embed(tokens.to(model_.device())); });
 }

@@ -111,7 +111,7 @@ void count(site::Phase phase, site::ForwardKind kind, int64_t number) {
   tap::kPlanListener.forwards(phase, kind, number);
 }
 
-const site::SiteListener kRecordingListener{record_boundary, wants, count};
+const site::SiteListener kRecordingListener{record_boundary, wants, count, tap::kPlanListener.tells_decodings_apart};
 
 struct All : CallSink {
   std::vector<RecordedCall> calls;

@@ -33,7 +33,7 @@ class SelfProbe {
     if (rows.defined()) infinity_ = rows.to(model.device());
     for (const model::Layer& layer : model.layers()) testable_.push_back(is_testable(layer));
     rows_ = options.tokens.dim() == 2 ? options.tokens.size(0) : 1;
-    bias_ = model.config().attention_bias || model.config().output_bias;
+    bias_ = model.config().attention_bias || model.config().output_bias || model.config().mlp_bias;
   }
 
   Diagnosis run();
@@ -153,9 +153,9 @@ void SelfProbe::probe_sum(int64_t index, const at::Tensor& x) {
   };
   {
     const site::Scope scope(layer.place);
-    add(layer.attention(layer.input_norm(sum), model_.whole_rows(rows_, x.size(0) / rows_), index));
+    add(layer.update(layer.attention(layer.input_norm(sum), model_.whole_rows(rows_, x.size(0) / rows_), index)));
     const at::Tensor normed = layer.post_attention_norm(sum);
-    add(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp));
+    add(layer.update(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp)));
   }
   layer_cost_.multiplications += static_cast<double>(x.size(0)) * weights_of(layer);
   observe({"the sum of its parts", "layer_output", layer.place, sum, run_layer(index, x, rows_)});

@@ -2,8 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -76,6 +78,10 @@ Injection::Injection(recipe::PlanSpec spec, model::CausalLm& model, site::Phase 
       plan_(make_plan()) {
   refuse_invisible(rules_, model.options().dtype().toScalarType());
   tap::check_modules(*plan_, model.module_paths());
+  std::vector<site::PlaceId> with_bias;
+  for (const model::CausalLm::Parameter& parameter : model.parameters())
+    if (parameter.name.ends_with(".bias")) with_bias.push_back(parameter.place);
+  tap::check_biases(*plan_, with_bias);
   {
     const tap::ToldBoundaries told(*plan_);
     censuses_ = take();
@@ -85,6 +91,7 @@ Injection::Injection(recipe::PlanSpec spec, model::CausalLm& model, site::Phase 
   refuse_operators_chosen_by_rows(*plan_, model.device(), scores);
   tap::check_reached(*plan_, censuses_);
   refuse_rules_without_a_step(*plan_);
+  refuse_rules_without_a_forward(*plan_, censuses_);
 }
 
 Injection::~Injection() { disarm(); }
@@ -94,7 +101,14 @@ std::shared_ptr<tap::Plan> Injection::make_plan() const { return std::make_share
 at::Tensor Injection::probe(int64_t first_token) const {
   const at::NoGradGuard no_gradients;
   const site::PhaseGuard guard(phase_);
-  return model_.logits(model_.hidden_states(probe_tokens(model_, 1, first_token)));
+  const at::Tensor tokens = probe_tokens(model_, 1, first_token);
+  const at::Tensor logits = model_.logits(model_.hidden_states(tokens));
+  if (std::none_of(rules_.begin(), rules_.end(), [](const auto& rule) { return tap::names_cache(*rule.where); }))
+    return logits;
+  const at::Tensor length = at::full({1}, kProbeTokens, tokens.options());  // a fault in a cache shows when it is read
+  model::KvCache cache(model_.config(), 1, kProbeTokens + 1, model_.options());
+  model_.prefill(tokens, length, at::zeros_like(length), cache);
+  return at::cat({logits, model_.decode(tokens.select(1, 0).contiguous(), length, cache)});
 }
 
 void Injection::self_check() {
@@ -106,6 +120,7 @@ void Injection::self_check() {
   bool visible = false, repeats = false;
   for (std::size_t i = 0; i < rules_.size(); ++i) {
     asleep[i].lifetime = numeric::kAsleep;
+    awake[i].when.reset();
     awake[i].lifetime = {};  // whether it acts when it should is the ledger's question; here: would it show?
     awake[i].schedule.reset();
     visible |= !rules_[i].expect_invisible;
@@ -197,6 +212,20 @@ void refuse_invisible(const std::vector<numeric::Rule>& rules, at::ScalarType dt
   for (const numeric::Rule& rule : rules)
     if (rule.where && (rule.where->operator_pattern.empty() || rule.where->operator_pattern == "matmul"))
       numeric::check_visible(rule, type);
+}
+
+void refuse_rules_without_a_forward(const tap::Plan& plan, const tap::Censuses& censuses) {
+  const auto ran = [](const auto& census) { return std::string(site::forward_kind_name(census.first)); };
+  for (const auto& rule : plan.rules()) {
+    const auto& when = rule->rule.when;
+    if (!when || std::any_of(censuses.begin(), censuses.end(),
+                             [&](const auto& census) { return site::means_kind(*when, census.first); }))
+      continue;
+    std::vector<std::string> kinds;
+    std::transform(censuses.begin(), censuses.end(), std::back_inserter(kinds), ran);
+    throw UsageError(fmt::format("rule '{}': its when means no forward of this run ({}): it would never act",
+                                 rule->rule.name, fmt::join(kinds, ", ")));
+  }
 }
 
 void refuse_rules_without_a_step(const tap::Plan& plan) {

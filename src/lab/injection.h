@@ -75,4 +75,7 @@ void refuse_invisible(const std::vector<numeric::Rule>& rules, at::ScalarType dt
 // Throws UsageError where a rule's lifetime or its schedule leaves it silent in every step of the run.
 void refuse_rules_without_a_step(const tap::Plan& plan);
 
+// Throws UsageError where a rule's `when` means kinds of forward of which none runs.
+void refuse_rules_without_a_forward(const tap::Plan& plan, const tap::Censuses& censuses);
+
 }  // namespace faultline::lab

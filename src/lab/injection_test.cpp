@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "model/generate.h"
 #include "site/scope.h"
+#include "tap/operator_tap.h"
 
 namespace faultline::lab {
 namespace injection_test {
@@ -57,6 +58,85 @@ Injection::Proof generated_under(model::CausalLm& model, const std::string& faul
     generator.run(requests);
   }
   return injection.finish();
+}
+
+// What the rows of the ledger say about a role in all phases.
+int64_t calls_at(const Injection::Proof& proof, const std::string& role, const char* column = "calls") {
+  int64_t calls = 0;
+  for (const Json& row : proof.report.at("rows"))
+    if (row.at("place").get<std::string>().ends_with(role)) calls += row.at("ledger").at(column).get<int64_t>();
+  return calls;
+}
+
+TEST(Injection, FaultsWhatGoesIntoTheCacheAndCountsIt) {
+  model::CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
+  const Injection::Proof proof = generated_under(model, "gain(strength=0.5) @ module=kv_cache", 3);
+  EXPECT_TRUE(proof.complaints.empty());
+  EXPECT_GT(calls_at(proof, "k_cache"), 0);
+  EXPECT_EQ(calls_at(proof, "k_cache"), calls_at(proof, "v_cache"));
+  const Injection::Proof values = generated_under(model, "gain(strength=0.5) @ module=v_cache, layer=1", 3);
+  EXPECT_TRUE(values.complaints.empty());
+  EXPECT_EQ(calls_at(values, "k_cache"), 0);
+  EXPECT_EQ(calls_at(values, "v_cache"), calls_at(proof, "v_cache") / 2);
+}
+
+TEST(Injection, StoresFaultyKeysAndAttendsToThemLater) {
+  const at::NoGradGuard no_gradients;
+  const site::PhaseGuard phase(site::Phase::kRollout);
+  model::CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
+  const at::Tensor tokens = at::arange(12, at::kLong).view({1, 12}), length = at::full({1}, 12, at::kLong);
+  const auto filled = [&] {
+    model::KvCache cache(model.config(), 1, 16, model.options());
+    model.prefill(tokens, length, at::zeros({1}, at::kLong), cache);
+    return cache;
+  };
+  const model::KvCache clean = filled();
+  const auto under = [&](const std::string& fault) {
+    const auto plan = std::make_shared<tap::Plan>(std::vector{rule(fault)}, settings_of("{seed: 0}"));
+    tap::arm(plan);
+    model::KvCache cache = filled();
+    tap::disarm();
+    return cache;
+  };
+  const model::KvCache faulty = under("gain(strength=1, extent.rows=3) @ module=k_cache, layer=1");
+  EXPECT_TRUE(at::equal(faulty.layers[0].keys, clean.layers[0].keys));
+  EXPECT_TRUE(at::equal(faulty.layers[1].values, clean.layers[1].values));
+  at::Tensor wanted = clean.layers[1].keys.clone();
+  wanted.select(2, 3).mul_(2);
+  EXPECT_TRUE(at::equal(faulty.layers[1].keys, wanted)) << "the token at position 3, in every head";
+  const site::Place& place = site::place_of(site::place_id("model.layers.1.self_attn.k_cache"));
+  EXPECT_FALSE(tap::rule_means_module(*rule("gain(strength=1) @ module='model.layers.*'").where, place))
+      << "a cache is no module of the model";
+}
+
+TEST(Injection, CountsConditionsOnTheKindOfForward) {
+  model::CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
+  const Injection::Proof prefill =
+      generated_under(model, "gain(strength=0.5, when.forward=prefill) @ operator=matmul", 3);
+  const Injection::Proof decode = generated_under(model, "gain(strength=0.5, when.decode_step=2) @ operator=matmul", 3);
+  for (const Injection::Proof* proof : {&prefill, &decode}) {
+    EXPECT_TRUE(proof->complaints.empty());
+    EXPECT_GT(calls_at(*proof, "qkv_proj", "active_calls"), 0);
+    EXPECT_LT(calls_at(*proof, "qkv_proj", "active_calls"), calls_at(*proof, "qkv_proj"));
+  }
+  EXPECT_EQ(calls_at(prefill, "lm_head", "active_calls"), 0) << "a prefill has no head";
+}
+
+TEST(Injection, RefusesWhatThisRunNeverHas) {
+  model::CausalLm model(tiny_config(false), 3, at::kFloat, at::kCPU);
+  const auto sentence = [&](const std::string& fault) -> std::string {
+    try {
+      Injection({{rule(fault)}, settings_of("{seed: 0}")}, model, site::Phase::kRollout, 1);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_NE(sentence("gain(strength=0.5, when.forward=body) @ operator=matmul").find("it would never act"),
+            std::string::npos);
+  EXPECT_NE(sentence("gain(strength=0.5) @ operator=matmul, surface=bias").find("this model has none"),
+            std::string::npos);
+  EXPECT_NE(sentence("gain(strength=0.5) @ module=kv_cach").find("did you mean 'kv_cache'?"), std::string::npos);
 }
 
 TEST(Injection, RefusesOperatorsThatTheNumberOfRowsChooses) {

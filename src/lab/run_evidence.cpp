@@ -57,10 +57,11 @@ Json counts_of(const std::vector<tap::Plan::Evidence>& evidence) {
   return counts;
 }
 
-// Not so where a lifetime lets it rest, where backward has to run first, or a faulted weight is kept from call to call.
+// Not so where a lifetime or its `when` lets it rest, where backward has to run first, or a faulted weight is kept from
+// call to call.
 bool acts_in_every_forward(const numeric::Rule& rule) {
   const site::Surface surface = rule.where->surface;
-  return rule.lifetime.kind == numeric::Lifetime::kPermanent &&
+  return rule.lifetime.kind == numeric::Lifetime::kPermanent && !rule.when &&
          (surface == site::Surface::kInput || surface == site::Surface::kOutput);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "model/ops.h"
@@ -31,6 +32,21 @@ at::Tensor llama3_frequencies(const at::Tensor& frequencies, const RopeScaling& 
   return at::where(is_long, slow, at::where(is_short, frequencies, blended));
 }
 
+// Yarn: fast dimensions turn as before, slow ones slower by the factor, those between blended by their number.
+at::Tensor yarn_frequencies(const at::Tensor& frequencies, const ModelConfig& config) {
+  const RopeScaling& scaling = config.rope_scaling;
+  const auto size = static_cast<double>(config.head_size), original = static_cast<double>(scaling.original_context);
+  const auto dimension_of = [&](double turns) {
+    return size * std::log(original / (turns * 2 * M_PI)) / (2 * std::log(config.rope_theta));
+  };
+  double low = dimension_of(scaling.high_frequency_factor), high = dimension_of(scaling.low_frequency_factor);
+  if (scaling.whole_dimensions) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, size - 1);
+  if (low == high) high += 0.001;
+  const at::Tensor ramp = ((at::arange(frequencies.size(0), frequencies.options()) - low) / (high - low)).clamp(0, 1);
+  return frequencies / scaling.factor * ramp + frequencies * (1 - ramp);
+}
+
 struct Projected {
   at::Tensor query, key, value;  // (N, heads * head size), views of one tensor where that is possible
 };
@@ -39,6 +55,7 @@ Projected project(const Attention& attention, const at::Tensor& x, const Attenti
   const int64_t query = attention.heads * attention.head_size, key = attention.kv_heads * attention.head_size;
   const bool normed = attention.query_norm.weight.defined();
   const auto rotated = [&](const at::Tensor& states, int64_t heads) {
+    if (!attention.rotates) return states;
     return ops::rotary(states, context.positions, context.rotary->cos, context.rotary->sin, heads);
   };
   at::Tensor qkv = attention.qkv(x);
@@ -83,9 +100,9 @@ at::Tensor attend_rows(const Attention& attention, const Projected& projected, i
     const at::Tensor split = by_head(states, attention.kv_heads);
     return group == 1 || in_kernel ? split : split.repeat_interleave(group, 1);
   };
-  const at::Tensor mixed =
-      at::scaled_dot_product_attention(by_head(projected.query, attention.heads), shared(projected.key),
-                                       shared(projected.value), {}, 0.0, /*is_causal=*/true, {}, in_kernel);
+  const at::Tensor mixed = at::scaled_dot_product_attention(by_head(projected.query, attention.heads),
+                                                            shared(projected.key), shared(projected.value), {}, 0.0,
+                                                            /*is_causal=*/true, attention.scale, in_kernel);
   return mixed.transpose(1, 2).reshape({-1, attention.heads * attention.head_size}).to(type);
 }
 
@@ -98,6 +115,8 @@ RotaryTable make_rotary_table(const ModelConfig& config, int64_t positions, cons
   if (config.rope_scaling.kind == RopeScaling::Kind::kLinear) frequencies = frequencies / config.rope_scaling.factor;
   if (config.rope_scaling.kind == RopeScaling::Kind::kLlama3)
     frequencies = llama3_frequencies(frequencies, config.rope_scaling);
+  if (config.rope_scaling.kind == RopeScaling::Kind::kYarn) frequencies = yarn_frequencies(frequencies, config);
+  const auto factor = static_cast<float>(config.rope_scaling.attention_factor);
   // Not by at::cos: the ends of its vectors round differently, and a table must not depend on its size.
   at::Tensor cos = at::empty({positions, frequencies.size(0)}, fp32), sin = at::empty_like(cos);
   frequencies = frequencies.contiguous();
@@ -105,8 +124,8 @@ RotaryTable make_rotary_table(const ModelConfig& config, int64_t positions, cons
   for (int64_t i = 0, at = 0; i < positions; ++i) {
     for (int64_t j = 0; j < frequencies.size(0); ++j, ++at) {
       const auto angle = static_cast<double>(static_cast<float>(i) * frequency[j]);
-      cos.mutable_data_ptr<float>()[at] = static_cast<float>(std::cos(angle));
-      sin.mutable_data_ptr<float>()[at] = static_cast<float>(std::sin(angle));
+      cos.mutable_data_ptr<float>()[at] = static_cast<float>(std::cos(angle)) * factor;
+      sin.mutable_data_ptr<float>()[at] = static_cast<float>(std::sin(angle)) * factor;
     }
   }
   return {cos.to(device), sin.to(device)};
@@ -117,13 +136,14 @@ at::Tensor Attention::operator()(const at::Tensor& x, const AttentionContext& co
   const Projected projected = project(*this, site::boundary(x, place, site::Surface::kInput), context);
   if (context.cache != nullptr) {
     KvCache::Layer& kept = context.cache->layers[static_cast<std::size_t>(layer)];
-    ops::store_kv_(kept.keys, kept.values, projected.key, projected.value, context.cache_rows, context.cache_positions);
+    ops::store_kv_(kept.keys, kept.values, site::boundary(projected.key, key_cache, site::Surface::kInput),
+                   site::boundary(projected.value, value_cache, site::Surface::kInput), context.cache_rows,
+                   context.cache_positions);
   }
   at::Tensor mixed;
   if (context.lengths.defined()) {
     const KvCache::Layer& kept = context.cache->layers[static_cast<std::size_t>(layer)];
-    mixed = ops::attend_cached(projected.query, kept.keys, kept.values, context.lengths,
-                               1 / std::sqrt(static_cast<double>(head_size)));
+    mixed = ops::attend_cached(projected.query, kept.keys, kept.values, context.lengths, scale);
   } else {
     mixed = attend_rows(*this, projected, context.rows);
   }

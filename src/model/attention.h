@@ -31,6 +31,9 @@ struct Attention {
   int64_t heads = 0, kv_heads = 0, head_size = 0;
   Linear qkv, output;
   Norm query_norm, key_norm;  // without weight: none
+  bool rotates = true;
+  double scale = 0;  // of the scores
+  site::PlaceId key_cache = site::kNowhere, value_cache = site::kNowhere;
 
   at::Tensor operator()(const at::Tensor& x, const AttentionContext& context,
                         int64_t layer) const;  // (N, hidden) -> (N, hidden)

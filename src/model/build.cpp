@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <memory>
 
 #include "base/error.h"
@@ -68,12 +69,12 @@ Linear Builder::linear(const std::string& path, const std::vector<std::string>& 
   return linear;
 }
 
-Mlp Builder::mlp(const std::string& path, int64_t inner) const {
+Mlp Builder::mlp(const std::string& path, int64_t inner, bool bias) const {
   Mlp mlp;
   mlp.place = site::place_id(path);
   mlp.activation = site::place_id(path + ".act_fn");
-  mlp.gate_up = linear(path + ".gate_up_proj", {"gate_proj", "up_proj"}, {inner, inner}, config.hidden, false);
-  mlp.down = linear(path + ".down_proj", {}, {config.hidden}, inner, false);
+  mlp.gate_up = linear(path + ".gate_up_proj", {"gate_proj", "up_proj"}, {inner, inner}, config.hidden, bias);
+  mlp.down = linear(path + ".down_proj", {}, {config.hidden}, inner, bias);
   return mlp;
 }
 
@@ -99,6 +100,12 @@ Layer Builder::layer(int64_t index) const {
   layer.place = site::place_id(path);
   layer.input_norm = norm(path + ".input_layernorm", config.hidden);
   layer.attention = {site::place_id(attention), config.heads, config.kv_heads, config.head_size, {}, {}, {}, {}};
+  layer.attention.rotates = config.is_rotated_layer(index);
+  layer.attention.scale = config.attention_multiplier > 0 ? config.attention_multiplier
+                                                          : 1 / std::sqrt(static_cast<double>(config.head_size));
+  layer.residual_multiplier = config.residual_multiplier;
+  layer.attention.key_cache = site::place_id(attention + ".k_cache");
+  layer.attention.value_cache = site::place_id(attention + ".v_cache");
   layer.attention.qkv = linear(attention + ".qkv_proj", {"q_proj", "k_proj", "v_proj"}, {query, key, key},
                                config.hidden, config.attention_bias);
   layer.attention.output = linear(attention + ".o_proj", {}, {config.hidden}, query, config.output_bias);
@@ -110,7 +117,7 @@ Layer Builder::layer(int64_t index) const {
   if (config.is_sparse_layer(index)) {
     layer.mlp = moe(path + ".mlp");
   } else {
-    layer.mlp = mlp(path + ".mlp", config.inner);
+    layer.mlp = mlp(path + ".mlp", config.inner, config.mlp_bias);
   }
   return layer;
 }

@@ -23,7 +23,7 @@ struct Builder {
   // names: of the fused linears below the parent of path; empty: path itself is one linear. sizes: output features.
   Linear linear(const std::string& path, const std::vector<std::string>& names, const std::vector<int64_t>& sizes,
                 int64_t input, bool bias) const;
-  Mlp mlp(const std::string& path, int64_t inner) const;
+  Mlp mlp(const std::string& path, int64_t inner, bool bias = false) const;
   Moe moe(const std::string& path) const;
   Layer layer(int64_t index) const;
 };

@@ -1,7 +1,9 @@
 #include "model/causal_lm.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/where.h>
 #include <fmt/format.h>
 
@@ -19,6 +21,10 @@ const ModelConfig& fitting_config(const Checkpoint& checkpoint, at::ScalarType d
 }
 
 }  // namespace
+
+at::Tensor Layer::update(const at::Tensor& half) const {
+  return residual_multiplier == 1 ? half : at::mul(half, residual_multiplier);
+}
 
 CausalLm::CausalLm(const Checkpoint& checkpoint, at::ScalarType dtype, const at::Device& device,
                    const std::function<void(double)>& progress)
@@ -56,16 +62,17 @@ at::Tensor CausalLm::forward(const at::Tensor& tokens, const AttentionContext& c
 
 at::Tensor CausalLm::embed(const at::Tensor& tokens) const {
   const site::Scope scope(embedding_place_);
-  return site::boundary(at::embedding(embedding_, tokens), embedding_place_, site::Surface::kOutput);
+  const at::Tensor x = site::boundary(at::embedding(embedding_, tokens), embedding_place_, site::Surface::kOutput);
+  return config_.embedding_multiplier == 1 ? x : at::mul(x, config_.embedding_multiplier);
 }
 
 void CausalLm::run_layer(int64_t index, ResidualStream& stream, const AttentionContext& context) const {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
   if (site::boundary_is_wanted(layer.place, site::Surface::kInput))
     stream.sum() = site::boundary(stream.sum(), layer.place, site::Surface::kInput);
-  stream.add(layer.attention(stream.normed(layer.input_norm), context, index));
+  stream.add(layer.update(layer.attention(stream.normed(layer.input_norm), context, index)));
   const at::Tensor normed = stream.normed(layer.post_attention_norm);
-  stream.add(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp));
+  stream.add(layer.update(std::visit([&](const auto& mlp) { return mlp(normed); }, layer.mlp)));
   if (site::boundary_is_wanted(layer.place, site::Surface::kOutput))
     stream.sum() = site::boundary(stream.sum(), layer.place, site::Surface::kOutput);
 }
@@ -78,6 +85,11 @@ at::Tensor CausalLm::run_layer(int64_t index, const at::Tensor& x, int64_t rows)
 }
 
 AttentionContext CausalLm::whole_rows(int64_t rows, int64_t length) const {
+  if (config_.exact_context > 0 && length > config_.exact_context)
+    throw UsageError(fmt::format(
+        "a sequence has {} tokens; this model is computed here up to {}, behind which it has a sliding window "
+        "or a growing rope; shorten it, or run the model in transformers",
+        length, config_.exact_context));
   ensure_positions(length);
   AttentionContext context;
   context.positions = at::arange(length, at::TensorOptions(at::kLong).device(device())).repeat({rows});
@@ -95,10 +107,13 @@ at::Tensor CausalLm::hidden_states(const at::Tensor& tokens) const {
 }
 at::Tensor CausalLm::body(const at::Tensor& tokens) const { return forward_rows(tokens, site::ForwardKind::kBody); }
 
-at::Tensor CausalLm::logits(const at::Tensor& hidden) const { return head_(hidden); }
+at::Tensor CausalLm::logits(const at::Tensor& hidden) const {
+  const at::Tensor logits = head_(hidden);
+  return config_.logits_divisor == 1 ? logits : at::div(logits, config_.logits_divisor);
+}
 at::Tensor CausalLm::head(const at::Tensor& hidden) const {
   const site::ForwardScope root(root_, site::ForwardKind::kHead);
-  return head_(hidden);
+  return logits(hidden);
 }
 
 void CausalLm::prefill(const at::Tensor& tokens, const at::Tensor& lengths, const at::Tensor& rows,
@@ -202,7 +217,9 @@ std::vector<Linear*> CausalLm::linears() {
 std::vector<std::string> CausalLm::module_paths() {
   std::vector<std::string> paths = {"model", "lm_head"};
   for (const Layer& layer : layers_) {
-    for (const site::PlaceId place : {layer.place, layer.attention.place}) paths.push_back(site::place_of(place).path);
+    for (const site::PlaceId place :
+         {layer.place, layer.attention.place, layer.attention.key_cache, layer.attention.value_cache})
+      paths.push_back(site::place_of(place).path);
     for (const Linear::Part& part : layer.attention.qkv.parts) paths.push_back(site::place_of(part.place).path);
     if (const auto* mlp = std::get_if<Mlp>(&layer.mlp)) {
       for (const site::PlaceId place : {mlp->place, mlp->activation}) paths.push_back(site::place_of(place).path);

@@ -18,6 +18,9 @@ struct Layer {
   Norm input_norm, post_attention_norm;
   Attention attention;
   std::variant<Mlp, Moe> mlp;
+  double residual_multiplier = 1;
+
+  at::Tensor update(const at::Tensor& half) const;  // what a half adds to the stream
 };
 
 // Weights by Hugging Face name, with the shape that the configuration asks for.

@@ -3,6 +3,7 @@
 #include "model/config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -15,7 +16,9 @@
 namespace faultline::model {
 namespace {
 
-constexpr std::array<std::string_view, 5> kArchitectures = {"llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"};
+constexpr std::array<std::string_view, 8> kArchitectures = {"llama",     "qwen2",   "qwen3",   "qwen2_moe",
+                                                            "qwen3_moe", "smollm3", "granite", "mistral"};
+constexpr std::string_view kPhi3 = "phi3";
 
 // A JSON object whose fields are read by name; null counts as absent.
 class Fields {
@@ -45,6 +48,7 @@ class Fields {
     if (!value->is_number()) refuse(field, "wanted a number");
     return value->get<double>();
   }
+  bool has(std::string_view field) const { return json_.contains(field); }  // null counts
   bool truth(std::string_view field, bool absent) const {
     const Json* value = find(field);
     if (value == nullptr) return absent;
@@ -75,28 +79,39 @@ class Fields {
 
 Architecture read_architecture(const Fields& fields) {
   const std::string name = fields.text("model_type", "");
+  if (name == kPhi3) return Architecture::kMistral;
   const auto found = std::find(kArchitectures.begin(), kArchitectures.end(), name);
-  if (found == kArchitectures.end()) {
-    const std::vector<std::string> known(kArchitectures.begin(), kArchitectures.end());
-    fields.refuse("model_type", fmt::format("the architecture '{}' is not supported (llama, qwen2, qwen3, qwen2_moe, "
-                                            "qwen3_moe){}",
-                                            name, did_you_mean(name, known)));
+  if (found != kArchitectures.end()) return static_cast<Architecture>(found - kArchitectures.begin());
+  std::vector<std::string> known(kArchitectures.begin(), kArchitectures.end());
+  known.emplace_back(kPhi3);
+  fields.refuse(
+      "model_type",
+      fmt::format("the architecture '{}' is not supported ({}){}; run it in transformers, where faultline.plan "
+                  "and faultline.diagnose take any model",
+                  name, fmt::join(known, ", "), did_you_mean(name, known)));
+}
+
+// Sequences as long as the window attend to all that came before. 0: no window.
+int64_t read_window(const Fields& fields, Architecture architecture, std::string_view type) {
+  const bool always = architecture == Architecture::kMistral;
+  bool slides = always || fields.truth("use_sliding_window", false);
+  if (const Json* types = fields.find("layer_types")) {
+    const auto known = [](const Json& one) { return one == "full_attention" || one == "sliding_attention"; };
+    if (!types->is_array() || !std::all_of(types->begin(), types->end(), known))
+      fields.refuse("layer_types", "only full_attention and sliding_attention are supported");
+    slides =
+        std::any_of(types->begin(), types->end(), [](const Json& one) { return one == "sliding_attention"; }) || always;
   }
-  return static_cast<Architecture>(found - kArchitectures.begin());
+  if (!slides || (fields.has("sliding_window") && fields.find("sliding_window") == nullptr)) return 0;
+  const int64_t window = fields.integer("sliding_window", type == kPhi3 ? 0 : 4096);
+  if (window < 0) fields.refuse("sliding_window", "wanted a positive integer, or null");
+  return window;
 }
 
 // What would change the arithmetic, and we do not have.
 void refuse_unsupported(const Fields& fields) {
-  if (fields.truth("use_sliding_window", false))
-    fields.refuse("use_sliding_window", "sliding windows are not supported");
-  if (const Json* types = fields.find("layer_types")) {
-    const bool full = types->is_array() && std::all_of(types->begin(), types->end(),
-                                                       [](const Json& type) { return type == "full_attention"; });
-    if (!full) fields.refuse("layer_types", "only full_attention is supported");
-  }
   const std::string activation = fields.text("hidden_act", "silu");
   if (activation != "silu") fields.refuse("hidden_act", fmt::format("'{}' is not supported, only silu", activation));
-  if (fields.truth("mlp_bias", false)) fields.refuse("mlp_bias", "biases in the mlp are not supported");
   if (fields.number("partial_rotary_factor", 1) != 1) fields.refuse("partial_rotary_factor", "only 1 is supported");
   if (fields.find("quantization_config") != nullptr) {
     fields.refuse("quantization_config",
@@ -104,15 +119,33 @@ void refuse_unsupported(const Fields& fields) {
   }
 }
 
-RopeScaling read_scaling(const Fields& rope) {
+RopeScaling read_scaling(const Fields& rope, int64_t context) {
   RopeScaling scaling;
   const std::string kind = rope.text("rope_type", rope.text("type", "default"));
   if (kind == "default" || kind == "none") return scaling;
-  if (kind != "linear" && kind != "llama3") {
-    rope.refuse("rope_type", fmt::format("the scaling '{}' is not supported (default, linear, llama3)", kind));
+  if (kind == "dynamic") {  // nothing is scaled in sequences up to max_position_embeddings
+    scaling.kind = RopeScaling::Kind::kDynamic;
+    scaling.factor = rope.number("factor");
+    return scaling;
   }
-  scaling.kind = kind == "linear" ? RopeScaling::Kind::kLinear : RopeScaling::Kind::kLlama3;
+  if (kind != "linear" && kind != "llama3" && kind != "yarn") {
+    rope.refuse("rope_type",
+                fmt::format("the scaling '{}' is not supported (default, linear, dynamic, llama3, yarn)", kind));
+  }
+  scaling.kind = kind == "linear"   ? RopeScaling::Kind::kLinear
+                 : kind == "llama3" ? RopeScaling::Kind::kLlama3
+                                    : RopeScaling::Kind::kYarn;
   scaling.factor = rope.number("factor");
+  if (scaling.kind == RopeScaling::Kind::kYarn) {
+    const auto grown = [&](double by) { return scaling.factor <= 1 ? 1 : 0.1 * by * std::log(scaling.factor) + 1; };
+    const double own = rope.number("mscale", 0), all = rope.number("mscale_all_dim", 0);
+    scaling.attention_factor =
+        rope.number("attention_factor", own != 0 && all != 0 ? grown(own) / grown(all) : grown(1));
+    scaling.low_frequency_factor = rope.number("beta_slow", 1);
+    scaling.high_frequency_factor = rope.number("beta_fast", 32);
+    scaling.whole_dimensions = rope.truth("truncate", true);
+    scaling.original_context = rope.integer("original_max_position_embeddings", context);
+  }
   if (scaling.kind == RopeScaling::Kind::kLlama3) {
     scaling.low_frequency_factor = rope.number("low_freq_factor");
     scaling.high_frequency_factor = rope.number("high_freq_factor");
@@ -123,7 +156,7 @@ RopeScaling read_scaling(const Fields& rope) {
 
 // transformers 5 writes rope_parameters, older ones rope_theta and rope_scaling.
 void read_rope(const Fields& fields, const std::string& file, ModelConfig& config) {
-  config.rope_theta = fields.number("rope_theta", 10000);
+  config.rope_theta = fields.number("rope_theta", config.architecture == Architecture::kSmolLm3 ? 2000000 : 10000);
   for (const char* field : {"rope_parameters", "rope_scaling"}) {
     const Json* json = fields.find(field);
     if (json == nullptr) continue;
@@ -133,7 +166,7 @@ void read_rope(const Fields& fields, const std::string& file, ModelConfig& confi
     }
     if (rope.number("partial_rotary_factor", 1) != 1) rope.refuse("partial_rotary_factor", "only 1 is supported");
     config.rope_theta = rope.number("rope_theta", config.rope_theta);
-    config.rope_scaling = read_scaling(rope);
+    config.rope_scaling = read_scaling(rope, config.context);
     return;
   }
 }
@@ -157,8 +190,18 @@ Json rope_json(const ModelConfig& config) {
   const RopeScaling& scaling = config.rope_scaling;
   Json rope = {{"rope_theta", config.rope_theta}, {"rope_type", "default"}};
   if (scaling.kind == RopeScaling::Kind::kNone) return rope;
-  rope["rope_type"] = scaling.kind == RopeScaling::Kind::kLinear ? "linear" : "llama3";
+  rope["rope_type"] = scaling.kind == RopeScaling::Kind::kLinear    ? "linear"
+                      : scaling.kind == RopeScaling::Kind::kDynamic ? "dynamic"
+                      : scaling.kind == RopeScaling::Kind::kLlama3  ? "llama3"
+                                                                    : "yarn";
   rope["factor"] = scaling.factor;
+  if (scaling.kind == RopeScaling::Kind::kYarn) {
+    rope["beta_slow"] = scaling.low_frequency_factor;
+    rope["beta_fast"] = scaling.high_frequency_factor;
+    rope["attention_factor"] = scaling.attention_factor;
+    rope["truncate"] = scaling.whole_dimensions;
+    rope["original_max_position_embeddings"] = scaling.original_context;
+  }
   if (scaling.kind == RopeScaling::Kind::kLlama3) {
     rope["low_freq_factor"] = scaling.low_frequency_factor;
     rope["high_freq_factor"] = scaling.high_frequency_factor;
@@ -179,27 +222,73 @@ bool ModelConfig::is_sparse_layer(int64_t layer) const {
          std::find(dense.begin(), dense.end(), layer) == dense.end();
 }
 
+bool ModelConfig::is_rotated_layer(int64_t layer) const {
+  return !std::binary_search(unrotated_layers.begin(), unrotated_layers.end(), layer);
+}
+
+namespace {
+
+// no_rope_layers: 1 for each layer that rotates; absent: every fourth does not.
+std::vector<int64_t> read_unrotated(const Fields& fields, int64_t layers) {
+  std::vector<int64_t> unrotated;
+  const std::vector<int64_t> rotates = fields.integers("no_rope_layers");
+  const int64_t interval = fields.integer("no_rope_layer_interval", 4);
+  if (interval < 1) fields.refuse("no_rope_layer_interval", "must be positive");
+  if (!rotates.empty() && std::ssize(rotates) < layers)
+    fields.refuse("no_rope_layers", fmt::format("has {} entries for {} layers", rotates.size(), layers));
+  for (int64_t layer = 0; layer < std::min<int64_t>(layers, 4096); ++layer) {
+    const bool rotated = rotates.empty() ? (layer + 1) % interval != 0 : rotates[static_cast<std::size_t>(layer)] != 0;
+    if (!rotated) unrotated.push_back(layer);
+  }
+  return unrotated;
+}
+
+void read_multipliers(const Fields& fields, ModelConfig& config) {
+  config.embedding_multiplier = fields.number("embedding_multiplier", 1);
+  config.residual_multiplier = fields.number("residual_multiplier", 1);
+  config.attention_multiplier = fields.number("attention_multiplier", 1);
+  config.logits_divisor = fields.number("logits_scaling", 1);
+  for (const double value :
+       {config.embedding_multiplier, config.residual_multiplier, config.attention_multiplier, config.logits_divisor})
+    if (!(std::isfinite(value) && value > 0)) fields.refuse("embedding_multiplier", "multipliers must be positive");
+}
+
+}  // namespace
+
 ModelConfig read_config(const Json& json, const std::string& file) {
   const Fields fields(json, file);
   ModelConfig config;
   config.architecture = read_architecture(fields);
   refuse_unsupported(fields);
-  const bool llama = config.architecture == Architecture::kLlama;
+  const std::string type = fields.text("model_type", "");
+  const bool smollm3 = config.architecture == Architecture::kSmolLm3;
+  const bool mistral = config.architecture == Architecture::kMistral;
+  const bool llama =
+      config.architecture == Architecture::kLlama || config.architecture == Architecture::kGranite || type == kPhi3;
   const bool qwen2 = config.architecture == Architecture::kQwen2 || config.architecture == Architecture::kQwen2Moe;
   config.vocabulary = fields.integer("vocab_size");
   config.hidden = fields.integer("hidden_size");
   config.layers = fields.integer("num_hidden_layers");
   config.heads = fields.integer("num_attention_heads");
-  config.kv_heads = llama ? fields.integer("num_key_value_heads", config.heads) : fields.integer("num_key_value_heads");
-  config.query_key_norm = !llama && !qwen2;
+  config.kv_heads = llama     ? fields.integer("num_key_value_heads", config.heads)
+                    : mistral ? fields.integer("num_key_value_heads", 8)
+                    : smollm3 ? fields.integer("num_key_value_heads", 4)
+                              : fields.integer("num_key_value_heads");
+  config.query_key_norm = config.architecture == Architecture::kQwen3 || config.architecture == Architecture::kQwen3Moe;
   const int64_t even_share = config.heads > 0 ? config.hidden / config.heads : 0;
   config.head_size = fields.integer("head_dim", config.query_key_norm ? 128 : even_share);
   config.inner = fields.integer("intermediate_size");
   config.context = fields.integer("max_position_embeddings");
   read_rope(fields, file, config);
-  config.norm_epsilon = fields.number("rms_norm_eps", 1e-6);
-  config.tied_output = fields.truth("tie_word_embeddings", false);
-  config.attention_bias = qwen2 ? fields.truth("qkv_bias", true) : fields.truth("attention_bias", false);
+  config.exact_context = config.rope_scaling.kind == RopeScaling::Kind::kDynamic ? config.context : 0;
+  if (const int64_t window = read_window(fields, config.architecture, type); window > 0)
+    config.exact_context = config.context = std::min(config.context, window);
+  if (smollm3) config.unrotated_layers = read_unrotated(fields, config.layers);
+  if (config.architecture == Architecture::kGranite) read_multipliers(fields, config);
+  config.norm_epsilon = fields.number("rms_norm_eps", type == kPhi3 ? 1e-5 : 1e-6);
+  config.tied_output = fields.truth("tie_word_embeddings", smollm3);
+  config.mlp_bias = !qwen2 && !config.query_key_norm && !mistral && fields.truth("mlp_bias", false);
+  config.attention_bias = qwen2 ? fields.truth("qkv_bias", true) : !mistral && fields.truth("attention_bias", false);
   config.output_bias = !qwen2 && config.attention_bias;
   if (config.architecture == Architecture::kQwen2Moe || config.architecture == Architecture::kQwen3Moe) {
     config.moe = read_moe(fields, config.architecture);
@@ -228,8 +317,12 @@ void check_config(const ModelConfig& config, const std::string& file) {
   require(std::isfinite(config.rope_theta) && config.rope_theta > 0, "rope_theta must be positive");
   const RopeScaling& rope = config.rope_scaling;
   require(std::isfinite(rope.factor) && rope.factor > 0 && rope.low_frequency_factor > 0 && rope.original_context > 0 &&
-              std::isfinite(rope.high_frequency_factor) && rope.high_frequency_factor > rope.low_frequency_factor,
-          "the rope scaling's numbers must be positive, and high_freq_factor greater than low_freq_factor");
+              std::isfinite(rope.high_frequency_factor) && rope.high_frequency_factor > rope.low_frequency_factor &&
+              std::isfinite(rope.attention_factor) && rope.attention_factor > 0,
+          "the rope scaling's numbers must be positive, and high_freq_factor (beta_fast) greater than low_freq_factor "
+          "(beta_slow)");
+  require(config.rope_scaling.kind != RopeScaling::Kind::kYarn || config.rope_theta > 1,
+          "yarn needs a rope_theta greater than 1");
   const MoeConfig& moe = config.moe;
   const bool mixture = config.architecture == Architecture::kQwen2Moe || config.architecture == Architecture::kQwen3Moe;
   if (!mixture) return;
@@ -244,8 +337,9 @@ void check_config(const ModelConfig& config, const std::string& file) {
 }
 
 Json to_config_json(const ModelConfig& config) {
-  constexpr std::array<const char*, 5> kClasses = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-                                                   "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"};
+  constexpr std::array<const char*, kArchitectures.size()> kClasses = {
+      "LlamaForCausalLM",    "Qwen2ForCausalLM",   "Qwen3ForCausalLM",   "Qwen2MoeForCausalLM",
+      "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM", "MistralForCausalLM"};
   Json json = {{"architectures", {kClasses[static_cast<std::size_t>(config.architecture)]}},
                {"model_type", architecture_name(config.architecture)},
                {"vocab_size", config.vocabulary},
@@ -264,6 +358,22 @@ Json to_config_json(const ModelConfig& config) {
   if (config.rope_scaling.kind != RopeScaling::Kind::kNone) json["rope_scaling"] = rope_json(config);
   const bool qwen2 = config.architecture == Architecture::kQwen2 || config.architecture == Architecture::kQwen2Moe;
   json[qwen2 ? "qkv_bias" : "attention_bias"] = config.attention_bias;
+  if (config.mlp_bias) json["mlp_bias"] = true;
+  const bool window = config.exact_context > 0 && config.rope_scaling.kind != RopeScaling::Kind::kDynamic;
+  if (window || config.architecture == Architecture::kMistral)
+    json["sliding_window"] = window ? Json(config.exact_context) : Json();
+  if (window && config.architecture != Architecture::kMistral) json["use_sliding_window"] = true;
+  if (config.architecture == Architecture::kSmolLm3) {
+    json["no_rope_layers"] = Json::array();
+    for (int64_t layer = 0; layer < config.layers; ++layer)
+      json["no_rope_layers"].push_back(config.is_rotated_layer(layer) ? 1 : 0);
+  }
+  if (config.architecture == Architecture::kGranite) {
+    json.update({{"embedding_multiplier", config.embedding_multiplier},
+                 {"residual_multiplier", config.residual_multiplier},
+                 {"attention_multiplier", config.attention_multiplier},
+                 {"logits_scaling", config.logits_divisor}});
+  }
   if (!config.end_tokens.empty()) {
     json["eos_token_id"] = config.end_tokens.size() == 1 ? Json(config.end_tokens.front()) : Json(config.end_tokens);
   }

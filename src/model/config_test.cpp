@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/error.h"
 
 namespace faultline::model {
@@ -56,6 +58,34 @@ TEST(ModelConfig, FollowsTheFamily) {
   EXPECT_TRUE(read_config(biased, "config.json").output_bias);
 }
 
+TEST(ModelConfig, ReadsAWindowAsTheLongestSequence) {
+  const auto context = [](const Json& more, const char* type) {
+    Json json = dense(type);
+    json["max_position_embeddings"] = 8192;
+    json.update(more);
+    return read_config(json, "config.json").context;
+  };
+  EXPECT_EQ(context({{"sliding_window", 64}}, "mistral"), 64);
+  EXPECT_EQ(context(Json::object(), "mistral"), 4096) << "the family's default";
+  EXPECT_EQ(context({{"sliding_window", nullptr}}, "mistral"), 8192);
+  EXPECT_EQ(context({{"sliding_window", 64}}, "phi3"), 64);
+  EXPECT_EQ(context(Json::object(), "phi3"), 8192);
+  EXPECT_EQ(context({{"sliding_window", 64}, {"use_sliding_window", false}}, "qwen2"), 8192);
+  EXPECT_EQ(context({{"sliding_window", 64}, {"use_sliding_window", true}}, "qwen2"), 64);
+  EXPECT_EQ(context({{"sliding_window", 64}, {"layer_types", {"full_attention", "sliding_attention"}}}, "qwen3"), 64);
+}
+
+TEST(ModelConfig, KnowsWhichLayersRotate) {
+  Json json = dense("smollm3");
+  json["num_hidden_layers"] = 8;
+  EXPECT_EQ(read_config(json, "config.json").unrotated_layers, (std::vector<int64_t>{3, 7}));
+  json["no_rope_layers"] = {1, 0, 1, 1, 1, 0, 1, 1};
+  const ModelConfig config = read_config(json, "config.json");
+  EXPECT_TRUE(config.is_rotated_layer(0) && !config.is_rotated_layer(1) && !config.is_rotated_layer(5));
+  EXPECT_TRUE(config.tied_output);
+  EXPECT_EQ(config.rope_theta, 2e6);
+}
+
 TEST(ModelConfig, KnowsWhichLayersAreSparse) {
   Json json = mixture("qwen3_moe");
   json["num_hidden_layers"] = 8;
@@ -70,7 +100,11 @@ TEST(ModelConfig, KnowsWhichLayersAreSparse) {
 }
 
 TEST(ModelConfig, BecomesTheSameAgain) {
-  for (Json json : {dense("llama"), dense("qwen2"), dense("qwen3"), mixture("qwen2_moe"), mixture("qwen3_moe")}) {
+  for (Json json : {dense("llama"), dense("qwen2"), dense("qwen3"), mixture("qwen2_moe"), mixture("qwen3_moe"),
+                    dense("mistral"), dense("phi3"), dense("smollm3"), dense("granite")}) {
+    json["sliding_window"] = 64;
+    if (json["model_type"] == "granite") json.update({{"residual_multiplier", 0.25}, {"logits_scaling", 8.0}});
+    if (json["model_type"] == "smollm3") json["no_rope_layers"] = {0, 1, 0};
     json["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
     json["rope_theta"] = 5e5;
     json["eos_token_id"] = {1, 2};
@@ -78,6 +112,23 @@ TEST(ModelConfig, BecomesTheSameAgain) {
     EXPECT_EQ(to_config_json(read_config(once, "again")), once);
     EXPECT_EQ(once["rope_parameters"]["rope_type"], "linear");
   }
+}
+
+TEST(ModelConfig, KeepsYarnDynamicAndWindowsWhenItIsWritten) {
+  Json yarn = dense("llama"), dynamic = dense("llama"), window = dense("qwen2");
+  yarn["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}, {"beta_fast", 16}, {"truncate", false}};
+  dynamic["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
+  window.update({{"use_sliding_window", true}, {"sliding_window", 64}});
+  for (const Json& json : {yarn, dynamic, window}) {
+    const ModelConfig once = read_config(json, "config.json"), again = read_config(to_config_json(once), "again");
+    EXPECT_EQ(to_config_json(again), to_config_json(once));
+    EXPECT_EQ(again.exact_context, once.exact_context);
+    EXPECT_EQ(again.rope_scaling.kind, once.rope_scaling.kind);
+    EXPECT_EQ(again.rope_scaling.attention_factor, once.rope_scaling.attention_factor);
+  }
+  EXPECT_NEAR(read_config(yarn, "config.json").rope_scaling.attention_factor, 0.1 * std::log(4.0) + 1, 1e-12);
+  EXPECT_EQ(read_config(dynamic, "config.json").exact_context, 128);
+  EXPECT_EQ(read_config(window, "config.json").exact_context, 64);
 }
 
 TEST(ModelConfig, ReadsRopeInBothForms) {
@@ -93,15 +144,17 @@ TEST(ModelConfig, ReadsRopeInBothForms) {
 
 TEST(ModelConfig, RefusesWhatItDoesNotHave) {
   ASSERT_EQ(refusal(dense("llama")), "accepted");
-  expect_refused("model_type", "mistral", "'mistral' is not supported");
+  expect_refused("model_type", "gemma3_text", "run it in transformers");
+  expect_refused("model_type", "granit", "did you mean 'granite'?");
   expect_refused("model_type", 3, "model_type");
-  expect_refused("rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}, "'yarn' is not supported");
+  expect_refused("rope_scaling", {{"type", "longrope"}, {"factor", 2.0}}, "'longrope' is not supported");
   expect_refused("rope_scaling", {{"type", "linear"}}, "factor: is missing");
   expect_refused("rope_parameters", {{"full_attention", {{"rope_theta", 1.0}}}}, "differ by layer");
-  expect_refused("use_sliding_window", true, "sliding windows");
-  expect_refused("layer_types", {"full_attention", "sliding_attention"}, "layer_types");
+  expect_refused("layer_types", {"full_attention", "chunked_attention"}, "layer_types");
+  expect_refused("sliding_window", -1, "sliding_window", dense("mistral"));
+  expect_refused("no_rope_layers", {1, 0}, "has 2 entries for 3 layers", dense("smollm3"));
+  expect_refused("logits_scaling", 0, "must be positive", dense("granite"));
   expect_refused("hidden_act", "gelu", "'gelu' is not supported");
-  expect_refused("mlp_bias", true, "mlp_bias");
   expect_refused("partial_rotary_factor", 0.5, "partial_rotary_factor");
   expect_refused("quantization_config", {{"bits", 4}}, "quantization_config");
 }

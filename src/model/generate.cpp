@@ -139,7 +139,7 @@ void Generator::State::fill_free_slots() {
 
 void Generator::State::decode(int64_t steps, int64_t slots) {
   statistics.decode_steps += steps;
-  const bool capture = on_cuda() && options.graphs && model.config().moe.experts == 0;
+  const bool capture = on_cuda() && options.graphs && model.config().moe.experts == 0 && !site::decodings_differ();
   if (!capture) {
     DecodeBatch part = batch->narrowed(slots);
     for (int64_t i = 0; i < steps; ++i) part.step(model);

@@ -66,7 +66,20 @@ FL_HD Control started(Control control) {
   return control;
 }
 
-enum class Structure : uint8_t { kAll, kElement, kChannel, kRow, kTile, kLane };
+// kRegion: everything that the extent's region holds.
+enum class Structure : uint8_t { kAll, kElement, kChannel, kRow, kTile, kLane, kRegion };
+
+struct IndexRange {
+  int64_t first = 0, last = 0;  // included
+};
+inline constexpr int kMaxRanges = 8;
+
+// Rows, columns and elements (numbered through the tensor) outside of which nothing is touched; of none of them: all.
+struct Region {
+  int32_t rows = 0, columns = 0, elements = 0;  // how many ranges of each, in this order
+  int64_t width = 1;                            // of a row
+  IndexRange ranges[kMaxRanges];
+};
 
 struct Extent {
   Structure structure = Structure::kAll;
@@ -74,6 +87,7 @@ struct Extent {
   int32_t tile_rows = 1;
   int32_t tile_columns = 1;
   int32_t period = 32;
+  Region region;  // not looked at with kAll
 };
 
 enum class Lifetime : uint8_t { kPermanent, kTransient, kWindow };

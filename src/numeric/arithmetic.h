@@ -68,10 +68,23 @@ FL_HD bool lifetime_acts(const LifetimeArguments& lifetime, uint64_t noise_key, 
 FL_HD bool hash_selects(uint64_t key, uint64_t index, uint32_t threshold) {
   return static_cast<uint32_t>(mix_bits(key ^ mix_bits(index)) >> 32) <= threshold;
 }
+FL_HD bool any_holds(const IndexRange* ranges, int count, int64_t index) {
+  bool holds = count == 0;
+  for (int i = 0; i < count; ++i) holds |= index >= ranges[i].first && index <= ranges[i].last;
+  return holds;
+}
+FL_HD bool region_holds(const Region& region, int64_t row, int64_t column) {
+  const IndexRange* ranges = region.ranges;
+  return any_holds(ranges, region.rows, row) && any_holds(ranges + region.rows, region.columns, column) &&
+         any_holds(ranges + region.rows + region.columns, region.elements, row * region.width + column);
+}
 FL_HD bool extent_selects(const Extent& extent, uint64_t key, int64_t row, int64_t column) {
+  if (extent.structure == Structure::kAll) return true;
+  if (!region_holds(extent.region, row, column)) return false;
   uint64_t index = 0;
   switch (extent.structure) {
-    case Structure::kAll: return true;
+    case Structure::kAll:
+    case Structure::kRegion: return true;
     case Structure::kElement:
     case Structure::kChannel: index = static_cast<uint64_t>(column); break;
     case Structure::kRow: index = static_cast<uint64_t>(row); break;

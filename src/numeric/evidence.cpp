@@ -109,14 +109,18 @@ std::vector<Complaint> missing_evidence(const Rule& rule, Dtype dtype, const Led
   };
   if (n.calls == 0) complain(kNeverFired, "its site was never reached");
   if (n.calls > 0 && n.active_calls == 0)
-    complain(kAsleep, fmt::format("its lifetime let it act in none of {} calls", n.calls));
+    complain(kAsleep,
+             fmt::format("its lifetime{} let it act in none of {} calls", rule.when ? " or its `when`" : "", n.calls));
   if (!reasons.empty()) return reasons;
   if (rule.expect_invisible) {
     if (n.changed > 0) complain(kVisible, fmt::format("it was declared invisible, but {} elements changed", n.changed));
     return reasons;
   }
   if (n.elements > 0 && n.selected == 0)
-    complain(kUnselected, "its extent selects none of the elements; raise extent.fraction or change the seed");
+    complain(kUnselected, rule.extent.is_exact()
+                              ? "its extent selects none of the elements: no tensor that it met has such rows, columns "
+                                "or elements"
+                              : "its extent selects none of the elements; raise extent.fraction or change the seed");
   if (n.selected > 0 && n.changed == 0 && !may_stay_silent(rule, dtype, n))
     complain(kUnchanged, "it changed not one bit");
   if (rule.what.format.faulty != Encoded::kNothing && n.struck == 0 && n.selected > 0 &&

@@ -9,16 +9,6 @@
 namespace faultline::numeric {
 namespace {
 
-Extent lower_extent(const ExtentSpec& spec) {
-  Extent extent;
-  extent.structure = spec.structure;
-  extent.threshold = static_cast<uint32_t>(std::min(std::ldexp(spec.fraction, 32), 4294967295.0));
-  extent.tile_rows = spec.tile_rows;
-  extent.tile_columns = spec.tile_columns;
-  extent.period = spec.period;
-  return extent;
-}
-
 LifetimeArguments lower_lifetime(const LifetimeSpec& spec) {
   return {spec.kind, static_cast<float>(spec.probability), static_cast<uint32_t>(spec.from),
           static_cast<uint32_t>(spec.to)};
@@ -108,7 +98,7 @@ FaultArguments lower_fault(const Rule& rule, const TensorShape& shape, const Key
   a.control = control;
   a.noise_key = keys.noise;
   a.mask_key = keys.mask;
-  a.extent = lower_extent(rule.extent);
+  a.extent = lower_extent(rule.extent, shape.columns == 0 ? 0 : shape.elements / shape.columns, shape.columns);
   a.lifetime = lower_lifetime(rule.lifetime);
   a.stochastic_rounding = rule.stochastic_rounding;
   a.keyed_by_row = rule.keyed_by_row;
@@ -133,7 +123,7 @@ QuantizeArguments lower_format(const Rule& rule, const TensorShape& shape, const
   q.control = control;
   q.noise_key = keys.noise;
   q.mask_key = keys.mask;
-  q.extent = lower_extent(rule.extent);
+  q.extent = lower_extent(rule.extent, q.rows, q.columns);
   q.lifetime = lower_lifetime(rule.lifetime);
   return q;
 }

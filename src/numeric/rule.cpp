@@ -2,62 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <set>
 
 #include "base/schedule/schedule.h"
 
 namespace faultline::numeric {
 namespace {
-
-bool parse_tile(std::string_view text, int32_t& rows, int32_t& columns) {
-  const std::size_t cross = text.find('x');
-  if (cross == std::string_view::npos) return false;
-  const auto number = [](std::string_view part, int32_t& value) {
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-    return error == std::errc{} && end == part.data() + part.size() && value >= 1 && value <= 65536;
-  };
-  return number(text.substr(0, cross), rows) && number(text.substr(cross + 1), columns);
-}
-
-std::string check_tile(const Node& tile) {
-  int32_t rows = 0, columns = 0;
-  return parse_tile(tile.as_string(), rows, columns)
-             ? ""
-             : fmt::format("a tile is ROWSxCOLUMNS, each 1 to 65536, such as 16x16; got '{}'", tile.as_string());
-}
-
-std::string check_extent(const Node& extent) {
-  const Node* given = extent.find("structure");
-  if (given != nullptr && extent.at("fraction").as_number() == 1) {
-    return fmt::format("structure: {} has no effect with fraction: 1, where every element is broken; {}",
-                       given->as_string(), "give a fraction below 1, or leave structure out");
-  }
-  const std::string structure = given == nullptr ? "" : given->as_string();
-  if ((extent.find("tile") != nullptr) != (structure == "tile"))
-    return "tile: RxC goes with structure: tile, and only with it";
-  if (extent.find("period") && structure != "lane") return "period goes with structure: lane";
-  return "";
-}
-
-bool is_partial(const Node& extent) {
-  const Node* fraction = extent.find("fraction");
-  return fraction != nullptr && fraction->is_number() && fraction->as_number() < 1;
-}
-
-Schema extent_schema() {
-  return Schema::map()
-      .field("fraction", Schema::number({.min = 0, .max = 1, .exclusive_min = true}),
-             {.default_value = Node(1.0), .doc = "share of units that are broken"})
-      .field("structure", Schema::choice({"element", "channel", "row", "tile", "lane"}),
-             {.default_value = Node("element"),
-              .doc = "what breaks together; the choice is fixed for a seed, rule and site",
-              .default_if = is_partial})
-      .field("tile", Schema::string().check(check_tile), {.doc = "rows x columns of a tile, 16x16"})
-      .field("period", Schema::integer({.min = 2, .max = 65536}),
-             {.doc = "lanes repeat along the row with this period; default 32"})
-      .check(check_extent);
-}
 
 Schema lifetime_schema() {
   const Schema probability = Schema::number({.min = 0, .max = 1, .exclusive_min = true});
@@ -78,9 +28,8 @@ Schema lifetime_schema() {
 std::string check_rule(const Node& rule) {
   const Node& what = rule.at("what");
   const std::string& kind = what.at("kind").as_string();
-  const bool partial = rule.at("extent").at("fraction").as_number() < 1;
-  if (kind == "swap" && partial)
-    return "what.kind swap exchanges regions of the whole tensor; extent.fraction must be 1";
+  const bool partial = read_extent(rule.at("extent")).is_partial();
+  if (kind == "swap" && partial) return "what.kind swap exchanges regions of the whole tensor; leave extent out";
   if (kind == "bitflip" && what.find("count") && partial)
     return "bitflip with count picks its own elements; use rate together with an extent";
   if (kind == "quantize" && rule.at("rounding").as_string() == "stochastic")
@@ -128,9 +77,14 @@ Schema rule_schema(RuleUse use) {
   Node extent = Node::map(), lifetime = Node::map();
   extent.set("fraction", 1.0);
   lifetime.set("kind", "permanent");
+  const auto refuse_when = [](const Node&) {
+    return std::string("a single tensor has no calls to choose among: when belongs to a rule of a plan");
+  };
+  const Schema when = use == RuleUse::kInPlan ? site::condition_schema() : Schema::anything().check(refuse_when);
   return rule.field("what", fault_schema(), {.required = true, .doc = "the fault and its parameters"})
       .field("extent", extent_schema(), {.default_value = extent, .doc = "which elements it may touch"})
       .field("lifetime", lifetime_schema(), {.default_value = lifetime, .doc = "when it acts"})
+      .field("when", when, {.doc = "at which calls: by rows and columns, kind of forward, number of the decoding"})
       .field("gradient", Schema::choice({"straight_through", "masked"}),
              {.default_value = Node("straight_through"), .doc = "what backward sees of a forward fault"})
       .field("phases", phases_schema(), {.doc = "overrides the recipe's phases"})
@@ -147,7 +101,8 @@ Schema rule_schema(RuleUse use) {
 }
 
 bool always_does_the_same(const Rule& rule) {
-  if (rule.stochastic_rounding || rule.lifetime.kind != Lifetime::kPermanent || rule.schedule) return false;
+  if (rule.stochastic_rounding || rule.lifetime.kind != Lifetime::kPermanent || rule.schedule || rule.when)
+    return false;
   switch (rule.what.kind) {
     case FaultKind::kGain:
     case FaultKind::kOffset:
@@ -167,25 +122,14 @@ Rule read_rule(const Node& node) {
   rule.name = node.at("name").as_string();
   if (const Node* where = node.find("where")) rule.where = site::read_selector(*where);
   rule.what = read_fault(node.at("what"));
-  const Node& extent = node.at("extent");
-  rule.extent.fraction = extent.at("fraction").as_number();
-  if (rule.extent.fraction < 1) {
-    const std::string& structure = extent.at("structure").as_string();
-    rule.extent.structure = structure == "element"   ? Structure::kElement
-                            : structure == "channel" ? Structure::kChannel
-                            : structure == "row"     ? Structure::kRow
-                            : structure == "tile"    ? Structure::kTile
-                                                     : Structure::kLane;
-    if (const Node* tile = extent.find("tile"))
-      parse_tile(tile->as_string(), rule.extent.tile_rows, rule.extent.tile_columns);
-    if (const Node* period = extent.find("period")) rule.extent.period = static_cast<int32_t>(period->as_integer());
-  }
+  rule.extent = read_extent(node.at("extent"));
   const Node& lifetime = node.at("lifetime");
   if (lifetime.at("kind").as_string() == "transient") {
     rule.lifetime = {Lifetime::kTransient, lifetime.at("probability").as_number(), 0, 0};
   } else if (lifetime.at("kind").as_string() == "window") {
     rule.lifetime = {Lifetime::kWindow, 1, lifetime.at("from").as_integer(), lifetime.at("to").as_integer()};
   }
+  if (const Node* when = node.find("when")) rule.when = site::read_condition(*when);
   rule.gradient = node.at("gradient").as_string() == "masked" ? GradientRule::kMasked : GradientRule::kStraightThrough;
   if (const Node* schedule = node.find("schedule")) rule.schedule = read_schedule(*schedule);
   rule.stochastic_rounding = node.at("rounding").as_string() == "stochastic";

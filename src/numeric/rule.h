@@ -9,20 +9,14 @@
 #include <string_view>
 
 #include "base/schedule/schedule.h"
+#include "numeric/extent.h"
 #include "numeric/fault.h"
+#include "site/condition.h"
 #include "site/selector.h"
 
 namespace faultline::numeric {
 
 enum class GradientRule { kStraightThrough, kMasked };
-
-struct ExtentSpec {
-  double fraction = 1;
-  Structure structure = Structure::kAll;
-  int32_t tile_rows = 1;
-  int32_t tile_columns = 1;
-  int32_t period = 32;
-};
 
 struct LifetimeSpec {
   Lifetime kind = Lifetime::kPermanent;
@@ -41,6 +35,7 @@ struct Rule {
   FaultSpec what;
   ExtentSpec extent;
   LifetimeSpec lifetime;
+  std::optional<site::Condition> when;  // in plans only
   GradientRule gradient = GradientRule::kStraightThrough;
   std::optional<ScheduleSpec> schedule;
   bool stochastic_rounding = false;  // rounding: stochastic

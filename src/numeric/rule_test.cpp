@@ -70,6 +70,65 @@ TEST(Rule, RefusesWhatIsOutOfRangeNamingParameterValueAndRange) {
   expect_refusal("zero(lifetime.kind=window, lifetime.from=5, lifetime.to=5)", "window is empty");
 }
 
+TEST(Rule, ReadsExactPlaces) {
+  const Rule rule = parse_rule(
+      "{name: z, what: {kind: zero}, extent: {rows: [3, '5-7', '9-'], columns: -1, fraction: 0.5, structure: lane}}",
+      RuleUse::kOnTensor);
+  ASSERT_EQ(rule.extent.rows.size(), 3u);
+  EXPECT_EQ(rule.extent.rows[1].last, 7);
+  EXPECT_EQ(rule.extent.rows[2].last, kToTheEnd);
+  EXPECT_EQ(rule.extent.columns[0].first, -1);
+  EXPECT_EQ(rule.extent.structure, Structure::kLane);
+  EXPECT_FALSE(parse_rule("zero", RuleUse::kOnTensor).extent.is_partial());
+  EXPECT_TRUE(parse_rule("zero(extent.at=[[1, 2]])", RuleUse::kOnTensor).extent.is_partial());
+}
+
+TEST(Rule, RefusesPlacesThatSayNothing) {
+  expect_refusal("zero(extent.rows='7-5')", "the range '7-5' is empty: it counts downwards; write '5-7'");
+  expect_refusal("zero(extent.rows='five')", "a range is '4-7'");
+  expect_refusal("zero(extent.rows=[])", "extent.rows");
+  expect_refusal("zero(extent.row=3)", "did you mean 'rows'?");
+  expect_refusal("zero(extent.at=[[1, 2, 3]])", "extent.at");
+  expect_refusal("zero(extent.at=[3])", "extent.at");
+  expect_refusal("zero(extent.rows=1, extent.elements=4)", "three ways to say the same");
+  expect_refusal("zero(extent.rows=[1, 3, 5, 7, 9], extent.columns=[1, 3, 5, 7])", "at most 8 ranges");
+  expect_refusal("zero(extent.elements=[1, 3, 5, 7, 9, 11, 13, 15, 17])", "extent.elements");
+  expect_refusal("zero(extent.rows=1, extent.structure=row)", "structure: row has no effect with fraction: 1");
+  expect_refusal("swap(extent.rows=1)", "leave extent out");
+  expect_refusal("bitflip(bit=3, count=1, extent.columns=2)", "use rate together with an extent");
+}
+
+TEST(Rule, ReadsConditions) {
+  const auto when = [](const std::string& text) {
+    return *parse_rule("zero(" + text + ") @ operator=matmul", RuleUse::kInPlan).when;
+  };
+  EXPECT_FALSE(site::holds(when("when.rows='>8'"), 8, 1));
+  EXPECT_TRUE(site::holds(when("when.rows='> 8'"), 9, 1));
+  EXPECT_TRUE(site::holds(when("when.rows='>=8'"), 8, 1));
+  EXPECT_TRUE(site::holds(when("when.rows='<8'"), 7, 1));
+  EXPECT_FALSE(site::holds(when("when.rows='<8'"), 8, 1));
+  EXPECT_TRUE(site::holds(when("when.rows='<=8', when.columns='2-4'"), 8, 4));
+  EXPECT_FALSE(site::holds(when("when.rows='<=8', when.columns='2-4'"), 8, 5));
+  EXPECT_FALSE(site::holds(when("when.rows=1"), 2, 1));
+  EXPECT_TRUE(site::means_kind(when("when.forward=[prefill, decode]"), site::ForwardKind::kDecode));
+  EXPECT_FALSE(site::means_kind(when("when.forward=prefill"), site::ForwardKind::kDecode));
+  EXPECT_FALSE(site::means_kind(when("when.decode_step=0"), site::ForwardKind::kPrefill));
+}
+
+TEST(Rule, RefusesConditionsThatSayNothing) {
+  const auto expect = [](const std::string& text, const char* words) {
+    expect_refusal("zero(" + text + ") @ operator=matmul", words, RuleUse::kInPlan);
+  };
+  expect("when.rows='>x'", "'>8', '>=8'");
+  expect("when.rows='<0'", "no number is '<0'");
+  expect("when.rows='5-2'", "no number is '5-2'");
+  expect("when.row=3", "did you mean 'rows'?");
+  expect("when.forward=prefil", "did you mean 'prefill'?");
+  expect("when.forward=prefill, when.decode_step=3", "decode_step counts decodings");
+  expect_refusal("{name: z, where: {operator: matmul}, what: {kind: zero}, when: {}}", "say when", RuleUse::kInPlan);
+  expect_refusal("zero(when.rows=3)", "when belongs to a rule of a plan");
+}
+
 TEST(Rule, KnowsWhichFaultsDoTheSameEveryTime) {
   const auto same = [](const char* text) { return always_does_the_same(parse_rule(text, RuleUse::kOnTensor)); };
   for (const char* text : {"gain(strength=0.02)", "truncate(bits=4)", "deadzone(threshold=0.1)", "saturate(limit=2)",

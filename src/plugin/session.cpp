@@ -110,8 +110,8 @@ void op_forget_parameters() {
   site::forget_parameters();
   site::forget_modules();
 }
-void op_know_module(int64_t place, int64_t products, bool is_compiled, bool is_trained) {
-  site::know_module(static_cast<site::PlaceId>(place), {products, is_compiled, is_trained});
+void op_know_module(int64_t place, int64_t products, bool is_compiled, bool is_trained, int64_t biases) {
+  site::know_module(static_cast<site::PlaceId>(place), {products, is_compiled, is_trained, biases});
 }
 
 void op_silence(const std::string& reason) {
@@ -172,6 +172,10 @@ void op_check_modules(at::ArrayRef<std::string> paths) {
   site::translated([&] {
     const std::vector<std::string> all(paths.begin(), paths.end());
     tap::check_modules(*plan_or_throw(), all);
+    std::vector<site::PlaceId> with_bias;
+    for (const auto& [place, module] : site::known_modules())
+      if (module.biases > 0) with_bias.push_back(place);
+    tap::check_biases(*plan_or_throw(), with_bias);
   });
 }
 
@@ -312,7 +316,7 @@ TORCH_LIBRARY_FRAGMENT(faultline, m) {
   m.def("register_parameter(Tensor parameter, str path) -> ()", op_register_parameter);
   m.def("forget_parameters() -> ()", op_forget_parameters);
   m.def("weights_changed() -> ()", op_weights_changed);
-  m.def("know_module(int place, int products, bool is_compiled, bool is_trained) -> ()", op_know_module);
+  m.def("know_module(int place, int products, bool is_compiled, bool is_trained, int biases=0) -> ()", op_know_module);
   m.def("silence(str reason) -> ()", op_silence);
   m.def("end_silence() -> ()", op_end_silence);
   m.def("is_silenced() -> bool", op_is_silenced);

@@ -35,6 +35,11 @@ bool boundary_is_wanted(PlaceId place, Surface surface) {
   return now != nullptr && now->wants(place, surface);
 }
 
+bool decodings_differ() {
+  const SiteListener* now = current();
+  return now != nullptr && now->tells_decodings_apart();
+}
+
 std::string_view forward_kind_name(ForwardKind kind) { return kKindNames[static_cast<std::size_t>(kind)]; }
 
 std::optional<ForwardKind> forward_kind_by_name(std::string_view name) {

@@ -20,6 +20,7 @@ struct SiteListener {
   at::Tensor (*boundary)(const at::Tensor& x, PlaceId place, Surface surface);
   bool (*wants)(PlaceId place, Surface surface);  // whether any rule means that place and surface
   void (*forwards)(Phase phase, ForwardKind kind, int64_t count);
+  bool (*tells_decodings_apart)();  // whether a rule means some decodings and not others
 };
 void set_site_listener(const SiteListener* listener);  // lives as long as the process; null: nobody
 uint64_t
@@ -29,6 +30,8 @@ site_listener_changes();  // how often it was set: what was captured under anoth
 at::Tensor boundary(const at::Tensor& x, PlaceId place, Surface surface);
 // Whether it would be another tensor. A model may fuse what nobody looks at.
 bool boundary_is_wanted(PlaceId place, Surface surface);
+// Whether a decoding may differ from the next: one that was captured in a graph is the same each time.
+bool decodings_differ();
 
 // push_scope of the whole model; told to the listener.
 void begin_forward(PlaceId root, ForwardKind kind = ForwardKind::kWhole);

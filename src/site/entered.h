@@ -43,6 +43,7 @@ struct KnownModule {
   int64_t products = 0;      // with weights of its own, in one call, at least
   bool is_compiled = false;  // it runs in code that shows nothing of its inside, at times
   bool is_trained = false;   // its weights have gradients
+  int64_t biases = 0;        // that these products add
 };
 void know_module(PlaceId place, const KnownModule& module);
 void forget_modules();

@@ -23,6 +23,9 @@ void begin_forward(PlaceId root, ForwardKind kind, std::optional<Phase> phase);
 // (the loss, the choice of a token).
 ForwardKind forward_kind();
 
+// The number of the decoding that runs or ran last on this thread: 0 is the first after a forward of another kind.
+int64_t decode_step();
+
 // Forwards begun, by phase and kind. In the column of actor_backward: those of actor_forward that began with gradients
 // on, so that a backward is due.
 using ForwardTally = std::array<std::array<int64_t, kForwardKinds>, kPhases>;

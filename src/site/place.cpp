@@ -76,6 +76,8 @@ std::string role_of_path(std::string_view path) {
   return std::string(last);
 }
 
+bool is_cache(const Place& place) { return place.role == "k_cache" || place.role == "v_cache"; }
+
 PlaceId place_id(std::string_view path) {
   if (path.empty()) return kNowhere;
   Places& all = places();

@@ -22,6 +22,9 @@ PlaceId place_id(std::string_view path);  // interns; "" is kNowhere
 const Place& place_of(PlaceId id);
 PlaceId place_count();  // ids are below it
 
+// Keys and values that a module writes into its cache are places of their own below it: PATH.k_cache, PATH.v_cache.
+bool is_cache(const Place& place);
+
 int64_t layer_of_path(std::string_view path);
 std::string role_of_path(std::string_view path);
 

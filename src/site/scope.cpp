@@ -64,7 +64,8 @@ struct Frame {
 
 Phase phase_of_gradient_mode() { return at::GradMode::is_enabled() ? Phase::kActorForward : Phase::kRollout; }
 thread_local std::vector<Frame> frames;
-thread_local ForwardKind last_kind = ForwardKind::kWhole;         // of the forward begun last
+thread_local ForwardKind last_kind = ForwardKind::kWhole;  // of the forward begun last
+thread_local int64_t last_decode_step = 0;
 std::atomic<ForwardKind> last_trained_kind{ForwardKind::kWhole};  // for nodes that no time line knows
 
 std::atomic<int> process_phase{-1};
@@ -147,6 +148,7 @@ void push_scope(PlaceId place) {
 void push_forward(PlaceId root, ForwardKind kind, std::optional<Phase> phase) {
   const auto node = torch::autograd::get_current_node();
   if (!node) {
+    last_decode_step = kind == ForwardKind::kDecode && last_kind == kind ? last_decode_step + 1 : 0;
     last_kind = kind;
     if (at::GradMode::is_enabled()) last_trained_kind.store(kind, std::memory_order_relaxed);
   }
@@ -173,6 +175,8 @@ void abandon_scope() {
 bool is_inside_scope() { return !frames.empty(); }
 
 ForwardKind forward_kind() { return kind_inside(torch::autograd::get_current_node().get()); }
+
+int64_t decode_step() { return last_decode_step; }
 
 Location locate() {
   const auto node = torch::autograd::get_current_node();

@@ -61,6 +61,7 @@ std::string_view surface_name(Surface surface) {
     case Surface::kInput: return "input";
     case Surface::kOutput: return "output";
     case Surface::kWeight: return "weight";
+    case Surface::kBias: return "bias";
     case Surface::kGradient: break;
   }
   return "gradient";
@@ -92,7 +93,7 @@ Schema selector_schema() {
       .field("module", Schema::string({.min = 1, .max = 200}),
              {.doc = "module role (layer_output, rmsnorm, down_proj) or glob over module paths"})
       .field("layer", layers_schema(), {.default_value = Node("all"), .doc = "15, '10-20', all, or a list"})
-      .field("surface", Schema::choice({"input", "output", "weight", "gradient"}),
+      .field("surface", Schema::choice({"input", "output", "weight", "bias", "gradient"}),
              {.doc = "default: output for operators and layer_output, input for other modules"})
       .field("except", Schema::list(Schema::string({.min = 1})), {.doc = "names, roles or layers to leave out"})
       .check(check_selector);
@@ -106,7 +107,7 @@ Selector read_selector(const Node& where) {
   const bool of_module = selector.operator_pattern.empty() && selector.module_pattern != "layer_output";
   selector.surface = of_module ? Surface::kInput : Surface::kOutput;
   if (const Node* surface = where.find("surface")) {
-    for (const Surface one : {Surface::kInput, Surface::kOutput, Surface::kWeight, Surface::kGradient})
+    for (const Surface one : {Surface::kInput, Surface::kOutput, Surface::kWeight, Surface::kBias, Surface::kGradient})
       if (surface_name(one) == surface->as_string()) selector.surface = one;
   }
   if (const Node* except = where.find("except")) {

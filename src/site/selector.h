@@ -11,7 +11,7 @@
 
 namespace faultline::site {
 
-enum class Surface { kInput, kOutput, kWeight, kGradient };
+enum class Surface { kInput, kOutput, kWeight, kGradient, kBias };
 
 struct LayerRange {
   int64_t first = 0;
@@ -28,6 +28,8 @@ struct Selector {
 };
 
 std::string_view surface_name(Surface surface);  // "input"
+// What is faulted is a copy of a parameter: it is made once and read often.
+constexpr bool is_of_parameters(Surface surface) { return surface == Surface::kWeight || surface == Surface::kBias; }
 
 Schema selector_schema();
 Selector read_selector(const Node& where);  // validated

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cctype>
 #include <set>
 
@@ -96,9 +97,8 @@ bool boundary_is_wanted(const Plan& plan, site::PlaceId id, site::Surface surfac
   for (const auto& rule : plan.rules()) {
     const site::Selector& where = *rule->rule.where;
     if (!rule_means_layer(where, place)) continue;
-    // A weight's own surface is reached through the operators that read it, whichever way the rule names them.
-    if (surface == site::Surface::kWeight ? where.surface == site::Surface::kWeight
-                                          : rule_means_boundary(*rule, place, surface))
+    // A parameter's own surface is reached through the operators that read it, whichever way the rule names them.
+    if (site::is_of_parameters(surface) ? where.surface == surface : rule_means_boundary(*rule, place, surface))
       return true;
   }
   return false;
@@ -109,6 +109,7 @@ namespace {
 std::vector<std::string> roles_of(const std::vector<std::string>& paths) {
   std::set<std::string> roles = {"layer_output", "layer_input", "norm"};
   for (const std::string& path : paths) roles.insert(site::role_of_path(path));
+  if (roles.contains("k_cache")) roles.insert("kv_cache");
   roles.erase("");
   return {roles.begin(), roles.end()};
 }
@@ -131,6 +132,13 @@ std::vector<std::string> path_ends(const std::vector<std::string>& paths) {
 std::string no_module_sentence(const std::string& rule, const std::string& pattern,
                                const std::vector<std::string>& paths) {
   const std::vector<std::string> roles = roles_of(paths);
+  if (pattern.ends_with("_cache") && std::find(roles.begin(), roles.end(), "kv_cache") == roles.end())
+    return fmt::format(
+        "rule '{}': no module matches '{}': what goes into a cache of keys and values is known of faultline's own "
+        "model "
+        "and of transformers'; elsewhere name the operator that writes it (in vLLM operator: "
+        "'_C_cache_ops::reshape_and_cache*', surface: input)",
+        rule, pattern);
   std::string hint = did_you_mean(pattern, roles);
   if (hint.empty()) hint = did_you_mean(pattern, path_ends(paths));
   if (hint.empty()) hint = fmt::format("; this model has {}", fmt::join(roles, ", "));
@@ -160,6 +168,25 @@ void check_modules(const Plan& plan, const std::vector<std::string>& paths) {
       throw UsageError(fmt::format("rule '{}': module '{}' is in none of the layers that it names; leave out layer",
                                    rule->rule.name, where.module_pattern));
     if (!found) throw UsageError(no_module_sentence(rule->rule.name, where.module_pattern, paths));
+  }
+}
+
+void check_biases(const Plan& plan, const std::vector<site::PlaceId>& with_bias) {
+  for (const auto& rule : plan.rules()) {
+    const site::Selector& where = *rule->rule.where;
+    if (where.surface != site::Surface::kBias) continue;
+    const bool any = std::any_of(with_bias.begin(), with_bias.end(), [&](site::PlaceId id) {
+      const site::Place& place = site::place_of(id);
+      return rule_means_layer(where, place) && !is_excepted(where, place) && !leaves_out(*rule, place);
+    });
+    if (any) continue;
+    std::string names;
+    for (std::size_t i = 0; i < with_bias.size() && i < 3; ++i)
+      names += fmt::format("{}{}", i == 0 ? "" : ", ", site::place_of(with_bias[i]).path);
+    throw UsageError(fmt::format("rule '{}': no product that it means adds a bias; {}", rule->rule.name,
+                                 names.empty() ? "this model has none"
+                                               : fmt::format("this model has {} ({}{})", with_bias.size(), names,
+                                                             with_bias.size() > 3 ? ", …" : "")));
   }
 }
 
@@ -198,8 +225,14 @@ void count_forwards_of_plan(site::Phase phase, site::ForwardKind kind, int64_t c
   if (plan && plan->armed() && !plan->silenced()) plan->count_forwards(phase, kind, count);
 }
 
+bool plan_tells_decodings_apart() {
+  const auto plan = active_plan();
+  return plan && std::any_of(plan->rules().begin(), plan->rules().end(),
+                             [](const auto& rule) { return rule->rule.when && rule->rule.when->decode_step; });
+}
+
 }  // namespace
 
-const site::SiteListener kPlanListener{act_at_boundary, plan_wants, count_forwards_of_plan};
+const site::SiteListener kPlanListener{act_at_boundary, plan_wants, count_forwards_of_plan, plan_tells_decodings_apart};
 
 }  // namespace faultline::tap

@@ -14,6 +14,8 @@ bool boundary_is_wanted(const Plan& plan, site::PlaceId place, site::Surface sur
 
 // Throws UsageError where a rule names modules or layers that none of these module paths has, with the nearest names.
 void check_modules(const Plan& plan, const std::vector<std::string>& paths);
+// Throws UsageError where a rule means biases and none of these places, all that add one, is among its own.
+void check_biases(const Plan& plan, const std::vector<site::PlaceId>& with_bias);
 
 // What boundaries and their compiled form (traced_boundary.cpp) share.
 inline constexpr uint32_t kBoundaryTarget = 0x3FFF;  // in row keys, beside operators' numbers

@@ -228,7 +228,8 @@ at::Tensor count_and_pass(const at::Tensor& x, site::PlaceId place, site::Surfac
   if (is_told(place, surface)) count_boundary(place, surface);
   return x;
 }
-const site::SiteListener kCensusListener{count_and_pass, is_told, [](site::Phase, site::ForwardKind, int64_t) {}};
+const site::SiteListener kCensusListener{count_and_pass, is_told, [](site::Phase, site::ForwardKind, int64_t) {},
+                                         [] { return false; }};
 
 }  // namespace
 

@@ -257,7 +257,7 @@ void arm(std::shared_ptr<Plan> plan) {
   const bool follows_casts = std::any_of(plan->rules().begin(), plan->rules().end(), [](const auto& rule) {
     const site::Selector& where = *rule->rule.where;
     return !where.operator_pattern.empty() &&
-           (where.surface == site::Surface::kWeight || where.surface == site::Surface::kInput);
+           (site::is_of_parameters(where.surface) || where.surface == site::Surface::kInput);
   });
   const std::vector<Kernel> casts =
       follows_casts ? resolve_operators(std::string(kCast), {}, backends()) : std::vector<Kernel>{};

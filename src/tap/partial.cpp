@@ -27,7 +27,7 @@ bool is_product(const std::string& target) {
 }
 bool multiplies_activations(const std::string& target) { return target.find("bmm") != std::string::npos; }
 
-bool is_of_weight(const Row& row) { return row.rule->rule.where->surface == site::Surface::kWeight; }
+bool is_of_weight(const Row& row) { return site::is_of_parameters(row.rule->rule.where->surface); }
 
 Calls count_calls(const Plan& plan, const std::vector<Plan::Evidence>& evidence) {
   Calls calls;
@@ -104,7 +104,12 @@ class MissingProducts {
 void add_silent_products(const PlanRule& rule, site::Phase phase, const Calls& calls, std::vector<PartialSite>& sites) {
   const bool backward = phase == site::Phase::kActorBackward;
   // Backward reads a weight for the gradient of the layer's input alone, which the first layer does not need.
-  if (backward && rule.rule.where->surface == site::Surface::kWeight) return;
+  // A bias is read by no product of backward.
+  const site::Surface surface = rule.rule.where->surface;
+  if (backward && site::is_of_parameters(surface)) return;
+  const auto owed = [&](const site::KnownModule& module) {
+    return surface == site::Surface::kBias ? module.biases : module.products;
+  };
   const auto modules = site::known_modules();
   const auto at = [&](site::PlaceId place) { return calls_at(calls.products, &rule, phase, place); };
   const bool any = std::any_of(modules.begin(), modules.end(), [&](const auto& entry) { return at(entry.first) > 0; });
@@ -112,13 +117,13 @@ void add_silent_products(const PlanRule& rule, site::Phase phase, const Calls& c
   const bool unseen = any && !backward && !site::any_entries(phase);
   MissingProducts missing_products;
   for (const auto& [place, module] : modules) {
-    if (module.products == 0 || !why_unreached(rule, {place, phase}, rule.rule.where->surface).empty()) continue;
+    if (owed(module) == 0 || !why_unreached(rule, {place, phase}, rule.rule.where->surface).empty()) continue;
     // How many products a backward has follows from what needs gradients; none at all, of a weight that does, is too
     // few.
     Called called = times_called(place, module, backward ? site::Phase::kActorForward : phase);
     if (backward) called.times = module.is_trained && any && called.times > 0 ? 1 : 0;
     if (unseen) called = {1, site::kNowhere};
-    const int64_t expected = called.times * (backward || unseen ? 1 : module.products);
+    const int64_t expected = called.times * (backward || unseen ? 1 : owed(module));
     if (at(place) < expected) missing_products.add(called.around, {&rule, phase, place, at(place), expected});
   }
   missing_products.collect(calls, sites);

@@ -38,13 +38,25 @@ uint64_t row_key(uint32_t rule, uint32_t target, const site::Location& location,
   const auto dtype = can_fault(x) ? static_cast<uint64_t>(numeric::dtype_of(x)) + 1 : 0;
   return static_cast<uint64_t>(rule) | static_cast<uint64_t>(target) << 6 |
          static_cast<uint64_t>(location.place) << 20 | static_cast<uint64_t>(location.phase) << 44 |
-         static_cast<uint64_t>(surface) << 48 | dtype << 50 | device_bits(x.device()) << 53;
+         static_cast<uint64_t>(surface) << 47 | dtype << 50 | device_bits(x.device()) << 53;
 }
 
 // What dead zones with a second pass measured in their first one, on this thread.
 std::map<const Row*, at::Tensor>& references() {
   thread_local std::map<const Row*, at::Tensor> all;
   return all;
+}
+
+bool holds_now(const PlanRule& entry, const at::Tensor& x) {
+  if (!entry.asleep) return true;
+  const site::Condition& when = *entry.rule.when;
+  if (when.decode_step && numeric::is_capturing(x))
+    throw UsageError(fmt::format(
+        "rule '{}': when.decode_step means some decodings, and a captured CUDA graph computes each of them alike; "
+        "generate without graphs, or leave decode_step out",
+        entry.rule.name));
+  const numeric::TensorShape shape = numeric::shape_of(x);
+  return site::holds(when, shape.columns == 0 ? 0 : shape.elements / shape.columns, shape.columns);
 }
 
 void note_strength(Row& row) {
@@ -116,6 +128,10 @@ void Plan::add_rule(numeric::Rule rule, const PlanRule* repeats) {
   entry->index = static_cast<uint32_t>(rules_.size());
   entry->rule = std::move(rule);
   entry->repeats = repeats;
+  if (entry->rule.when) {
+    entry->asleep = entry->rule;
+    entry->asleep->lifetime = numeric::kAsleep;
+  }
   check_plan_rule(*entry);
   rules_.push_back(std::move(entry));
 }
@@ -176,7 +192,7 @@ void Plan::set_armed(bool armed) {
 }
 
 bool Plan::acts_now(const Row& row) const {
-  return armed() && (!silenced() || row.rule->rule.where->surface == site::Surface::kWeight);
+  return armed() && (!silenced() || site::is_of_parameters(row.rule->rule.where->surface));
 }
 
 // Only the flags: call numbers go on.
@@ -322,6 +338,7 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
     numeric::check_visible(rule, numeric::dtype_of(x));
     make_row(row, x);
   }
+  const numeric::Rule& now = holds_now(*row.rule, x) ? rule : *row.rule->asleep;
   numeric::CallTensors tensors{row.control, row.ledger, {}, {}};
   if (rule.reevaluate) tensors.reference = &(references()[&row] = at::Tensor());
   if (row.first != nullptr) tensors.reference = &references()[row.first];
@@ -336,7 +353,7 @@ void Plan::act(Row& row, const at::Tensor& x, const at::Tensor& replacement) {
   }
   {
     const TapsSuspended suspended;  // the portable arithmetic is made of operators, which no rule means
-    numeric::apply_(x, rule, row.keys, numeric::Control{}, tensors);
+    numeric::apply_(x, now, row.keys, numeric::Control{}, tensors);
   }
   if (row.first != nullptr) references().erase(row.first);
   count_call(row, numeric::is_capturing(x));

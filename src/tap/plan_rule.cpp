@@ -55,9 +55,10 @@ void check_plan_rule(const PlanRule& entry) {
     throw UsageError(fmt::format(
         "rule '{}': reevaluate passes twice in every call; its lifetime must be permanent or a window", read.name));
   const bool of_operator = !read.where->operator_pattern.empty();
-  if (read.reevaluate &&
-      (read.where->surface == site::Surface::kGradient || read.where->surface == site::Surface::kWeight ||
-       (of_operator && read.where->surface == site::Surface::kInput)))
+  const bool of_parameters = site::is_of_parameters(read.where->surface);
+  const std::string_view surface = site::surface_name(read.where->surface);
+  if (read.reevaluate && (read.where->surface == site::Surface::kGradient || of_parameters ||
+                          (of_operator && read.where->surface == site::Surface::kInput)))
     throw UsageError(
         fmt::format("rule '{}': reevaluate is for what an operator or a module gives, or a module takes", read.name));
   if (entry.phases.none()) throw UsageError(fmt::format("rule '{}' acts in no phase", read.name));
@@ -70,24 +71,37 @@ void check_plan_rule(const PlanRule& entry) {
         fmt::format("rule '{}': an operator has no gradient surface; its backward operators are reached by "
                     "surface output in phase actor_backward, or name a module",
                     read.name));
-  if (read.where->surface == site::Surface::kWeight && !read.where->module_pattern.empty())
-    throw UsageError(
-        fmt::format("rule '{}': surface weight belongs to an operator rule (operator: matmul); narrow it by "
-                    "layer or except",
-                    read.name));
-  if (read.where->surface == site::Surface::kWeight && read.gradient == numeric::GradientRule::kMasked)
+  if (names_cache(*read.where) && read.where->surface != site::Surface::kInput)
+    throw UsageError(fmt::format("rule '{}': what a cache is given is its input; leave surface out", read.name));
+  if (of_parameters && !read.where->module_pattern.empty())
     throw UsageError(fmt::format(
-        "rule '{}': gradient masked has no meaning for a weight, whose gradient goes to the master", read.name));
-  if (read.where->surface == site::Surface::kWeight && read.what.kind != numeric::FaultKind::kQuantize &&
+        "rule '{}': surface {} belongs to an operator rule (operator: matmul); narrow it by layer or except", read.name,
+        surface));
+  if (of_parameters && read.gradient == numeric::GradientRule::kMasked)
+    throw UsageError(fmt::format(
+        "rule '{}': gradient masked has no meaning for a {}, whose gradient goes to the master", read.name, surface));
+  if (of_parameters && read.what.kind != numeric::FaultKind::kQuantize &&
       read.lifetime.kind != numeric::Lifetime::kPermanent && read.lifetime != numeric::kAsleep)
     throw UsageError(
-        fmt::format("rule '{}': a weight is faulted once and kept; lifetime must be permanent", read.name));
+        fmt::format("rule '{}': a {} is faulted once and kept; lifetime must be permanent", read.name, surface));
+  if (of_parameters && read.when)
+    throw UsageError(
+        fmt::format("rule '{}': a {} is faulted once and kept, whatever reads it; leave when out, or choose among "
+                    "products by surface output",
+                    read.name, surface));
+  if (read.when && read.gradient == numeric::GradientRule::kMasked)
+    throw UsageError(
+        fmt::format("rule '{}': gradient masked is for faults that act in every call; leave when out", read.name));
 }
+
+bool names_cache(const site::Selector& where) { return where.module_pattern.ends_with("_cache"); }
 
 bool rule_means_module(const site::Selector& where, const site::Place& place) {
   const std::string& pattern = where.module_pattern;
   if (pattern == "layer_output" || pattern == "layer_input") return place.role == "layer";
   if (pattern == "norm") return place.role == "rmsnorm";
+  // No module of the model: a glob over modules does not mean it.
+  if (site::is_cache(place)) return pattern == "kv_cache" || (names_cache(where) && names_place(pattern, place));
   return names_place(pattern, place);
 }
 
@@ -95,6 +109,12 @@ bool rule_means_layer(const site::Selector& where, const site::Place& place) {
   if (where.layers.empty()) return true;
   return std::any_of(where.layers.begin(), where.layers.end(), [&](const site::LayerRange& range) {
     return place.layer >= range.first && place.layer <= range.last;
+  });
+}
+
+bool is_excepted(const site::Selector& where, const site::Place& place) {
+  return std::any_of(where.except.begin(), where.except.end(), [&](const std::string& text) {
+    return is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place);
   });
 }
 
@@ -107,10 +127,7 @@ std::string why_unreached(const PlanRule& rule, const site::Location& location, 
   const site::Place& place = site::place_of(location.place);
   if (!where.layers.empty() && location.place == site::kNowhere) return "its layer is not known";
   if (!rule_means_layer(where, place)) return "not one of the rule's layers";
-  for (const std::string& text : where.except) {
-    if (is_layer_text(text) ? layer_text_holds(text, place.layer) : names_place(text, place))
-      return "excepted by the rule";
-  }
+  if (is_excepted(where, place)) return "excepted by the rule";
   if (!leaves_out(rule, place)) return "";
   return fmt::format("{} is faulted only by a rule that names it (module: {})",
                      place.role == "router" ? "a router" : "an adapter", place.role);

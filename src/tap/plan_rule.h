@@ -16,6 +16,7 @@ PhaseSet read_phases(const Node& rule_phases, const Node& recipe_phases);
 
 struct PlanRule {
   numeric::Rule rule;
+  std::optional<numeric::Rule> asleep;  // the same rule where its `when` does not hold: counted, and changing nothing
   PhaseSet phases;
   uint32_t index = 0;
   const PlanRule* repeats = nullptr;  // reevaluate: the dead zone whose second pass this is
@@ -24,9 +25,11 @@ struct PlanRule {
 void check_plan_rule(const PlanRule& rule);  // throws UsageError where a plan cannot do what it says
 
 bool names_place(const std::string& pattern, const site::Place& place);  // a role, or a glob of the path's end
+bool names_cache(const site::Selector& where);  // module: kv_cache, k_cache, or a path that ends so
 // Whether `where.module` or `where.layer`, `except` mean this place.
 bool rule_means_module(const site::Selector& where, const site::Place& place);
 bool rule_means_layer(const site::Selector& where, const site::Place& place);
+bool is_excepted(const site::Selector& where, const site::Place& place);
 // Why a rule does not act there; "": it does.
 std::string why_unreached(const PlanRule& rule, const site::Location& location, site::Surface surface);
 // Routers and adapters, which only a rule that names them reaches.

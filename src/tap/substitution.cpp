@@ -21,6 +21,12 @@ int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
 }
 
+// A bias is a parameter too, but not a weight: formats and W4A16 mean matrices. `weight` of one dimension is a norm's.
+bool is_meant(site::Surface surface, const at::Tensor& parameter, const c10::Argument& argument) {
+  if (surface == site::Surface::kWeight) return parameter.dim() >= 2;
+  return parameter.dim() == 1 && argument.name() != "weight";
+}
+
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -102,7 +108,7 @@ void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& 
   for (const auto& rule : plan.rules()) {
     const site::Surface surface = rule->rule.where->surface;
     if ((named >> rule->index & 1) == 0) continue;
-    const bool weights = surface == site::Surface::kWeight && !above_autograd;
+    const bool weights = site::is_of_parameters(surface) && !above_autograd;
     const bool inputs = surface == site::Surface::kInput && (above_autograd || !inputs_done);
     if (!weights && !inputs) continue;
     for (std::size_t i = 0; i < count; ++i) {
@@ -115,8 +121,7 @@ void substitute(Plan& plan, uint64_t named, uint32_t target, const std::string& 
       at::Tensor parameter = site::parameter_of_storage(argument);
       const std::optional<CastCopy> cast = parameter.defined() ? std::nullopt : cast_copy_of_storage(argument);
       if (cast) parameter = cast->parameter;
-      // A bias is a parameter too, but not a weight: formats and W4A16 mean matrices.
-      if (weights && (!parameter.defined() || parameter.dim() < 2)) continue;
+      if (weights && (!parameter.defined() || !is_meant(surface, parameter, schema.arguments()[i]))) continue;
       if (inputs && parameter.defined()) continue;
       site::Location at = location;
       const site::PlaceId owner =

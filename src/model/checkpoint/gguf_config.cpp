@@ -25,7 +25,8 @@ Architecture read_architecture(const GgufFile& file) {
   const auto found = known.find(name);
   if (found != known.end()) return found->second;
   throw UsageError(
-      fmt::format("{}: general.architecture: '{}' is not supported (llama, qwen2, qwen3, qwen2moe, qwen3moe)",
+      fmt::format("{}: general.architecture: '{}' is not supported (llama, qwen2, qwen3, qwen2moe, qwen3moe); take the "
+                  "model's Hugging Face folder, or run it in transformers",
                   file.path().string(), name));
 }
 
@@ -149,8 +150,9 @@ ModelConfig read_config(const GgufFile& file) {
   }
   config.context = keys.integer("context_length");
   config.norm_epsilon = keys.number("attention.layer_norm_rms_epsilon");
-  if (keys.integer("attention.sliding_window", 0) != 0) {
-    keys.refuse("attention.sliding_window", "sliding windows are not supported");
+  if (const int64_t window = keys.integer("attention.sliding_window", 0); window != 0) {
+    if (window < 0) keys.refuse("attention.sliding_window", "wanted a positive integer");
+    config.exact_context = config.context = std::min(config.context, window);
   }
   read_rope(file, keys, config);
   config.tied_output = !has_tensor(file, "output.weight");

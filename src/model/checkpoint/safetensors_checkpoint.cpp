@@ -1,7 +1,9 @@
 // A Hugging Face folder. Experts may be stored one by one or, as transformers 5 keeps them in memory, all in one tensor
 // with gate and up side by side: mlp.experts.gate_up_proj (E, 2I, H) and down_proj (E, H, I); either way each expert
-// has names of its own here.
+// has names of its own here. Phi-3 keeps q, k and v in one matrix, gate and up in another.
 #include <fmt/format.h>
+
+#include <optional>
 
 #include "base/error.h"
 #include "model/checkpoint/gguf_blocks.h"
@@ -18,6 +20,26 @@ struct StackedPlace {
   std::vector<int64_t> sizes;
   int64_t first_row = 0;
 };
+
+// Where a projection lies that is stored together with its siblings.
+std::optional<StackedPlace> fused_place(const TensorPlace& place, const ModelConfig& config) {
+  const int64_t query = config.heads * config.head_size, key = config.kv_heads * config.head_size;
+  struct Part {
+    const char *name, *fused;
+    int64_t first, rows;
+  };
+  const Part parts[] = {{"q_proj.weight", "qkv_proj.weight", 0, query + 2 * key},
+                        {"k_proj.weight", "qkv_proj.weight", query, query + 2 * key},
+                        {"v_proj.weight", "qkv_proj.weight", query + key, query + 2 * key},
+                        {"gate_proj.weight", "gate_up_proj.weight", 0, 2 * config.inner},
+                        {"up_proj.weight", "gate_up_proj.weight", config.inner, 2 * config.inner}};
+  for (const Part& part : parts) {
+    if (!place.name.ends_with(std::string(".") + part.name)) continue;
+    const std::string prefix = place.name.substr(0, place.name.size() - std::string_view(part.name).size());
+    return StackedPlace{prefix + part.fused, {part.rows, place.sizes[1]}, part.first};
+  }
+  return {};
+}
 
 // place.name: PREFIX.mlp.experts.E.{gate,up,down}_proj.weight
 StackedPlace stacked_place(const TensorPlace& place, int64_t experts) {
@@ -40,6 +62,10 @@ class SafetensorsCheckpoint final : public TableCheckpoint {
     for (const TensorPlace& place : tensor_table(config_)) {
       StackedPlace where{place.name, place.sizes, 0};
       if (place.expert >= 0 && !stored.contains(place.name)) where = stacked_place(place, config_.moe.experts);
+      if (place.expert < 0 && !stored.contains(place.name)) {
+        const auto fused = fused_place(place, config_);
+        if (fused && stored.contains(fused->name)) where = *fused;
+      }
       const auto found = files_.tensors().find(where.name);
       if (found == files_.tensors().end()) missing(place, place.name);
       used.insert(where.name);

@@ -31,10 +31,11 @@ class Table {
     }
   }
 
-  void gated_mlp(const std::string& name, const std::string& gguf, const std::string& suffix, int64_t inner) {
-    add(name + "gate_proj", {inner, config_.hidden}, gguf + "gate" + suffix);
-    add(name + "up_proj", {inner, config_.hidden}, gguf + "up" + suffix);
-    add(name + "down_proj", {config_.hidden, inner}, gguf + "down" + suffix);
+  void gated_mlp(const std::string& name, const std::string& gguf, const std::string& suffix, int64_t inner,
+                 bool bias = false) {
+    linear(name + "gate_proj", gguf + "gate" + suffix, inner, config_.hidden, bias);
+    linear(name + "up_proj", gguf + "up" + suffix, inner, config_.hidden, bias);
+    linear(name + "down_proj", gguf + "down" + suffix, config_.hidden, inner, bias);
   }
 
   void experts(const std::string& name, const std::string& gguf) {
@@ -76,7 +77,7 @@ std::vector<TensorPlace> tensor_table(const ModelConfig& config) {
     if (config.is_sparse_layer(layer)) {
       table.experts(name + "mlp.", gguf + "ffn_");
     } else {
-      table.gated_mlp(name + "mlp.", gguf + "ffn_", "", config.inner);
+      table.gated_mlp(name + "mlp.", gguf + "ffn_", "", config.inner, config.mlp_bias);
     }
   }
   table.add("model.norm", {config.hidden}, "output_norm");

@@ -168,7 +168,28 @@ at::Tensor permute_back(const Permutation& p, at::Tensor ranks, at::Tensor& arri
   return at::where(arrived, index, at::zeros_like(index));
 }
 
+namespace {
+
+void keep_in(at::Tensor& selected, const IndexRange* ranges, int count, const at::Tensor& index) {
+  if (count == 0) return;
+  at::Tensor any;
+  for (int i = 0; i < count; ++i) {
+    const at::Tensor holds = (index >= ranges[i].first) & (index <= ranges[i].last);
+    any = any.defined() ? any | holds : holds;
+  }
+  selected = selected.defined() ? selected & any : any;
+}
+
+}  // namespace
+
 at::Tensor extent_selects(const Extent& extent, uint64_t key, const at::Tensor& row, const at::Tensor& column) {
+  const Region& region = extent.region;
+  at::Tensor inside;  // undefined: everything
+  keep_in(inside, region.ranges, region.rows, row);
+  keep_in(inside, region.ranges + region.rows, region.columns, column);
+  if (region.elements > 0)
+    keep_in(inside, region.ranges + region.rows + region.columns, region.elements, row * region.width + column);
+  if (extent.structure == Structure::kRegion) return inside;
   at::Tensor index = column;
   if (extent.structure == Structure::kRow) index = row;
   if (extent.structure == Structure::kLane) index = column.remainder(extent.period);
@@ -177,7 +198,8 @@ at::Tensor extent_selects(const Extent& extent, uint64_t key, const at::Tensor& 
         at::div(row, extent.tile_rows, "floor").bitwise_left_shift(32) ^ at::div(column, extent.tile_columns, "floor");
   }
   const at::Tensor hash = mix_bits(mix_bits(index) ^ static_cast<int64_t>(key));
-  return shift_right(hash, 32) <= static_cast<int64_t>(extent.threshold);
+  const at::Tensor selected = shift_right(hash, 32) <= static_cast<int64_t>(extent.threshold);
+  return inside.defined() ? selected & inside : selected;
 }
 
 }  // namespace faultline::numeric::portable
