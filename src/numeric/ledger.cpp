@@ -16,7 +16,7 @@ void add_to_ledger(const std::vector<SegmentPartial>& partials, int64_t elements
       }
     }
     for (int k = 0; k < kPartialCounts; ++k) row[kWordCounts + k] += partial.count[k];
-    row[kWordStruck] += partial.struck;
+    words[kWordStruck] += partial.struck;  // in the first row: portable arithmetic knows no segments here
     row[kWordMax] = double_bits(partial.max) > row[kWordMax] ? double_bits(partial.max) : row[kWordMax];
   }
   words[kWordCalls] += 1;

@@ -168,8 +168,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (format.faulty != Encoded::kNothing && evidence.ledger != nullptr && acts) {
     struck = __reduce_add_sync(kAllLanes, struck);
-    if (threadIdx.x % kWarpLanes == 0)
-      add_word(evidence.ledger + blockIdx.x % kLedgerRows * kRowWords + kWordStruck, struck);
+    if (threadIdx.x % kWarpLanes == 0) add_word(evidence.ledger + kWordStruck, struck);
   }
   finish(lane, evidence, q.rows * q.columns, acts);
 }
