@@ -88,6 +88,12 @@ TEST_F(CheckpointFiles, TakesGgufUnderHuggingFaceNamesAndUndoesThePermutation) {
   EXPECT_THROW(checkpoint->read("model.norm.weight", at::kDouble), UsageError);
 }
 
+TEST_F(CheckpointFiles, GoNoFurtherThanAGgufFilesSlidingWindow) {
+  const auto checkpoint = open_checkpoint(gguf(tiny_llama().integer("llama.attention.sliding_window", 8)).string());
+  EXPECT_EQ(checkpoint->config().context, 8);
+  EXPECT_EQ(checkpoint->config().exact_context, 8);
+}
+
 TEST_F(CheckpointFiles, RefusesGgufFilesWhoseTensorsDoNotFitTheirKeys) {
   ASSERT_EQ(refusal(gguf(tiny_llama())), "accepted");
   expect_refused(gguf(tiny_llama().tensor("blk.1.attn_norm.weight", {4}, 0, floats(4))), "blk.1.attn_norm.weight");
@@ -95,7 +101,6 @@ TEST_F(CheckpointFiles, RefusesGgufFilesWhoseTensorsDoNotFitTheirKeys) {
   expect_refused(gguf(tiny_llama().tensor("output.weight", {4, 6}, 0, floats(24))), "(6, 4)");
   expect_refused(gguf(tiny_llama().integer("llama.expert_count", 8)), "llama.expert_count");
   expect_refused(gguf(tiny_llama().string("llama.rope.scaling.type", "yarn")), "yarn");
-  expect_refused(gguf(tiny_llama().integer("llama.attention.sliding_window", 8)), "sliding_window");
   expect_refused(gguf(tiny_llama().tensor("rope_freqs.weight", {1}, 0, floats(1, 3.0F))), "rope_freqs.weight[0] is 3");
   expect_refused(gguf(GgufBuilder().string("general.architecture", "gemma")), "'gemma' is not supported");
   expect_refused(gguf(GgufBuilder().string("general.architecture", "llama")), "token_embd.weight");
