@@ -72,7 +72,7 @@ MUTATIONS = [
     Mutation("evidence: nothing changed is fine", "src/numeric/evidence.cpp", 'complain(kUnchanged, "it changed not one bit");', "(void)0;", "numeric_test", "Evidence*:Ledger*"),
     Mutation("evidence: any strength is the asked one", "src/numeric/evidence.cpp", "if (*n.relative_rms >= band->low && *n.relative_rms <= band->high) return {};", "return {};", "numeric_test", "Evidence*:Ledger*"),
     Mutation("keys: the rule's name plays no part", "src/numeric/lower.cpp", "hash64(identity.site, hash64(rule_name, mix64(identity.seed,", "hash64(identity.site, hash64(std::string_view(rule_name).substr(0, 0), mix64(identity.seed,", "numeric_test", "Keys*:Apply*"),
-    Mutation("rules: a structure without effect is taken", "src/numeric/rule.cpp", 'if (given != nullptr && extent.at("fraction").as_number() == 1) {', 'if (given != nullptr && extent.at("fraction").as_number() > 1) {', "numeric_test", "Rule*"),
+    Mutation("rules: a structure without effect is taken", "src/numeric/extent.cpp", 'if (given != nullptr && extent.at("fraction").as_number() == 1) {', 'if (given != nullptr && extent.at("fraction").as_number() > 1) {', "numeric_test", "Rule*"),
     # --- tap ----------------------------------------------------------------------------------------------------------------
     Mutation("skip the out= overloads", "src/tap/operators.cpp", "if (!op || excepted) continue;", 'if (!op || excepted || name.overload_name == "out") continue;', "tap_test"),
     Mutation("forget backward", "src/site/scope.cpp", "return {change_of_node(*node).place, Phase::kActorBackward};", "return {change_of_node(*node).place, Phase::kRef};", "tap_test"),
@@ -84,7 +84,7 @@ MUTATIONS = [
     Mutation("ignore the phases", "src/tap/plan_rule.cpp", "if (!rule.phases.test(static_cast<std::size_t>(location.phase)))", "if (false)", "tap_test"),
     Mutation("drop the never-fired check", "src/tap/report.cpp", "complaints.push_back({ComplaintCode::kNeverFired, rule->rule.name, \"\", fmt::format(\"rule '{}' never fired: {}\", rule->rule.name, why_never(plan, *rule))});", "(void)why_never(plan, *rule);", "tap_test"),
     Mutation("drop the count check", "src/tap/counts.cpp", "if (all_counted != all_expected) {", "if (false) {", "tap_test"),
-    Mutation("weights: forget backward", "src/tap/substitution.cpp", "const bool weights = surface == site::Surface::kWeight && !above_autograd;", "const bool weights = surface == site::Surface::kWeight && !above_autograd && location.phase != site::Phase::kActorBackward;", "tap_test"),
+    Mutation("weights: forget backward", "src/tap/substitution.cpp", "const bool weights = site::is_of_parameters(surface) && !above_autograd;", "const bool weights = site::is_of_parameters(surface) && !above_autograd && location.phase != site::Phase::kActorBackward;", "tap_test"),
     Mutation("weights: never refresh the copy", "src/tap/substitution.cpp", "entry.copy.defined() && entry.version == version_of(parameter) && entry.epoch == epoch_", "entry.copy.defined()", "tap_test"),
     Mutation("weights: the second rule begins with the master", "src/tap/substitution.cpp", "entry.source = before.rules == 0 ? whole : before.copy;", "entry.source = whole;", "tap_test"),
     Mutation("inputs: below autograd too", "src/tap/substitution.cpp", "const bool inputs = surface == site::Surface::kInput && (above_autograd || !inputs_done);", "const bool inputs = surface == site::Surface::kInput;", "tap_test"),
