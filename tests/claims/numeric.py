@@ -53,7 +53,7 @@ def sentence_claims():
         say("It took {low:.0f} to {high:.0f} and {low_logged:.0f} to {high_logged:.0f} times", **pair(before)),
         say("{low} to {high} operators a call without a ledger, {low_logged} to {high_logged} with it", **pair(times, "operators")),
         say("Our own kernels take {low:.1f} to {high:.1f} times there", **ends("native", before)),
-        say("the same {cases} cases on the GPU against the CPU's kernels: {differing} elements and {ledgers} ledgers differ", cases=len(on_gpu["cases"]), differing=on_gpu["elements_differing"], ledgers=on_gpu["ledgers_differing"]),
+        say("the {cases} cases of then on the GPU against the CPU's kernels: {differing} elements and {ledgers} ledgers differ", cases=len(on_gpu["cases"]), differing=on_gpu["elements_differing"], ledgers=on_gpu["ledgers_differing"]),
         say("{cases} cases of {elements:,} elements, {differing} elements and {ledgers} ledgers differ", cases=len(portable["cases"]), elements=portable["elements"], differing=portable["elements_differing"], ledgers=portable["ledgers_differing"]),
     ]  # fmt: skip
 
